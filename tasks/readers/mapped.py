@@ -7,7 +7,8 @@
 
 A name may be a path: keys and places of lists (from 0, from the end with -1) between dots; a column that has the whole name goes
 first. Fields: question and answer (needed), image, video and audio (one or a list; pictures also as bytes or {"bytes",
-"path"}), id, task (for mixed), source, options, and params.NAME for anything a task reads in params. A message's content may be a
+"path"}), id, task (for mixed), source, options, and params.NAME for anything a task reads in params; params.video.start goes into
+the object params.video, as deep as there are dots. A message's content may be a
 list of parts (TRL): its texts are joined. Placeholders <image>, <video> and <audio> in the question must be as many as the
 media, or none.
 """
@@ -74,7 +75,15 @@ def _check_columns(columns: Any) -> dict[str, str]:
         raise ConfigError(
             f"expected reader.columns with {' and '.join(missing)}, found {', '.join(columns)}; name the column"
         )
-    return {str(field): column for field, column in columns.items()}
+    fields = {str(field): column for field, column in columns.items()}
+    for field in fields:
+        within = next((other for other in fields if other.startswith(f"{field}.")), None)
+        if within or not all(field.split(".")):
+            raise ConfigError(
+                f"expected params.NAME or its parts params.NAME.PART in reader.columns, found {field!r}"
+                + (f" and {within!r}; map one of them" if within else "; name what is meant")
+            )
+    return fields
 
 
 def _at(row: Any, path: str) -> Any:
@@ -130,6 +139,19 @@ def _column(row: Mapping[str, Any], columns: Mapping[str, str], field: str) -> A
     return value
 
 
+def _params(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """What the columns mapped to params.NAME hold, those of params.NAME.PART in an object. Raises RowError."""
+    params: dict[str, Any] = {}
+    for field in columns:
+        if field.startswith("params."):
+            *above, last = field.split(".")[1:]
+            place = params
+            for key in above:
+                place = place.setdefault(key, {})
+            place[last] = _column(row, columns, field)
+    return params
+
+
 def _pictures(value: Any) -> list[Any]:
     """Pictures of a column: one or a list of them; {"image": ...} parts give what they hold."""
     found = [
@@ -174,10 +196,8 @@ def read_mapped(
 
         def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
             own = routes.task_of(_column(row, names, "task"))
-            values, videos = (
-                _pictures(_column(row, names, "image")),
-                videos_of(_column(row, names, "video"), {}),
-            )
+            values, given = _pictures(_column(row, names, "image")), _params(row, names)
+            videos = videos_of(_column(row, names, "video"), {}, given.pop("video", None))
             media = load_media(
                 videos, [picture(value, root, folder) for value in values], clips, size_of
             )
@@ -186,14 +206,7 @@ def read_mapped(
             words = text_of(words_of(_column(row, names, "question")), names["question"])
             words = without_audio_marks(words, len(sounds), names["question"])
             question = ask(words, media, names["question"], exact=False)
-            params = {
-                **media.params,
-                **{
-                    field.removeprefix("params."): _column(row, names, field)
-                    for field in names
-                    if field.startswith("params.")
-                },
-            }
+            params = {**media.params, **given}
             options = options_in(_column(row, names, "options"))
             if own in ("choice", "spatial") and not options:
                 question, behind = split_options(question)

@@ -112,9 +112,10 @@ def _sampling(entry: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def videos_of(value: Any, row: Mapping[str, Any]) -> Videos:
+def videos_of(value: Any, row: Mapping[str, Any], shown: Any = None) -> Videos:
     """The videos of a column with one or a list of them; a video may be a path, or {"path"} or {"video"} with keys of
-    qwen-vl-utils or of params.video beside it. Keys of qwen-vl-utils at the top of `row` count as well. Raises RowError."""
+    qwen-vl-utils or of params.video beside it. Keys of qwen-vl-utils at the top of `row` count as well, and `shown`, the row's own
+    params.video. Raises RowError."""
     names, parts = [], []
     for item in (
         [] if value in (None, "", []) else value if isinstance(value, (list, tuple)) else [value]
@@ -131,6 +132,16 @@ def videos_of(value: Any, row: Mapping[str, Any]) -> Videos:
         # bytes beside a path are those of the file
         known = ("path", "video", "bytes")
         parts.append(_sampling({key: v for key, v in entry.items() if key not in known}))
+    if shown is not None and not isinstance(shown, Mapping):
+        raise RowError(
+            "params.video as an object", repr(shown)[:80], 'write {"start": 2.0, "end": 6.5}'
+        )
+    own = {key: v for key, v in (shown or {}).items() if v is not None}
+    if own and not names:
+        raise RowError(
+            "a video, because params.video says how it is shown", "none", "name it, or remove them"
+        )
+    parts.append(own)
     if names:
         parts.append(_sampling({key: row[key] for key in _OF_A_ROW if key in row}))
     if any(part != parts[0] for part in parts[1 : len(names)]):

@@ -184,12 +184,94 @@ def test_other_fields_go_where_tasks_look_for_them(tmp_path: Path) -> None:
         ({}, "as a mapping"),
         (["q"], "as a mapping"),
         ({"question": "q", "answer": 3}, "as a mapping"),
+        (
+            {"question": "q", "answer": "a", "params.video": "v", "params.video.end": "e"},
+            "found 'params.video' and 'params.video.end'; map one of them",
+        ),
+        ({"question": "q", "answer": "a", "params.": "v"}, "found 'params.'; name what is meant"),
     ],
 )
 def test_a_wrong_mapping_is_the_users_error(tmp_path: Path, columns: Any, words: str) -> None:
     path = write(tmp_path / "rows.jsonl", [{"q": "x", "a": "y"}])
     with pytest.raises(ConfigError, match=words):
         read_any(path, task="ocr", columns=columns)
+
+
+CLIP = Path(__file__).parents[2] / "assets/fixtures/video_rows/videos/1.mp4"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"params.video": "part"},
+        {"params.video.start": "t0", "params.video.end": "t1"},
+        {"params.video.start": "part.start", "params.video.end": "t1"},
+        {"video": "clip"},
+    ],
+)
+def test_the_prompt_knows_the_part_of_a_clip_that_is_shown(tmp_path: Path, part: Any) -> None:
+    row = {
+        "file": str(CLIP),
+        "clip": {"video": str(CLIP), "video_start": 1.0, "video_end": 2.5},
+        "part": {"start": 1.0, "end": 2.5},
+        "t0": 1.0,
+        "t1": 2.5,
+        "q": "a red square",
+        "a": [0.5, 1.5],
+    }
+    columns = {"video": "file", "question": "q", "answer": "a", **part}
+    path = write(tmp_path / "rows.jsonl", [row])
+    reader = {"columns": columns, "video": {"fps": 4}}
+    source = DataSource(task="temporal_grounding", path=str(path), params={"reader": reader})
+    (sample,) = load_sources([source])[0].samples
+    assert sample.params["video"] == {"fps": 4, "start": 1.0, "end": 2.5}
+    assert (sample.params["duration"], set(sample.params)) == (
+        1.5,
+        {"video", "width", "height", "duration"},
+    )
+    write(path, [{**row, "a": [1.6, 2.4]}])
+    with pytest.raises(DataError, match=r"row 1: expected a span inside the video of 1\.5 s"):
+        read_any(path, task="temporal_grounding", **reader)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"file": None}, "a video, because params.video says how it is shown"),
+        ({"part": [1, 2]}, "params.video as an object"),
+        ({"part": {"video_start": 1}}, "unknown key 'video_start' in params.video"),
+        ({"part": {"path": "x"}}, "unknown key 'path' in params.video"),
+        (
+            {"file": {"path": str(CLIP), "start": 2}},
+            "one 'start' of the row's videos, found 2 and 1",
+        ),
+    ],
+)
+def test_a_part_that_cannot_be_shown_is_an_error_of_its_row(
+    tmp_path: Path, row: dict[str, Any], words: str
+) -> None:
+    good = {"file": str(CLIP), "part": {"start": 1}, "q": "q", "a": "red"}
+    path = write(tmp_path / "rows.jsonl", [good, {**good, **row}])
+    columns = {"video": "file", "question": "q", "answer": "a", "params.video": "part"}
+    with pytest.raises(DataError, match=r"row 2: ") as caught:
+        read_any(path, task="open_text", columns=columns)
+    assert words in str(caught.value)
+    # rows without a video or a part of it, in a file of such
+    write(path, [{**good, "part": None}, {**good, "file": None, "part": {"start": None}}])
+    whole, text = read_any(path, task="open_text", columns=columns)
+    assert whole.params["duration"] == 3.0 and dict(text.params) == {}
+
+
+def test_parts_of_parameters_are_one_object(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", [{"q": "How wide?", "a": "12", "w": 2.0, "u": "px"}])
+    columns = {
+        "question": "q",
+        "answer": "a",
+        "params.reward.weights.accuracy": "w",
+        "params.unit": "u",
+    }
+    (sample,) = read_any(path, task="numeric", columns=columns)
+    assert dict(sample.params) == {"reward": {"weights": {"accuracy": 2.0}}, "unit": "px"}
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.parquet"])
