@@ -8,7 +8,8 @@ Each row is one question: an optional system message (kept in params.system), a 
 inside <answer> where there are such tags, is the truth. The number of <image> placeholders must equal that of the pictures, that
 of <video> placeholders that of the videos. Rows with audio are errors, or left out with `images_only`.
 A data file without dataset_info.json beside it has LLaMA-Factory's default columns and tags; or `messages` with role and
-content, as ms-swift, TRL and OpenAI write them, its truth in `solution` where no assistant speaks. Its media are in `images` or
+content, as ms-swift, TRL and OpenAI write them. The truth is in `solution` where a row has it, whatever its assistant says (an old
+answer: ms-swift's rewards read `solution` alone). Its media are in `images` or
 `image`, `videos` or `video`, with placeholders or, as in ms-swift, without. A row's `problem_type` (or the column `type_key`) names
 its task; without it the task asked for holds.
 
@@ -190,6 +191,7 @@ class _Asked(NamedTuple):
     answer: str
     system: str | None
     shown: dict[str, list[Any]]
+    notes: list[str]
 
 
 def _conversation(row: Mapping[str, Any], chosen: _Set) -> _Asked:
@@ -219,11 +221,10 @@ def _conversation(row: Mapping[str, Any], chosen: _Set) -> _Asked:
     if turns and turns[0][tags["role_tag"]] == tags["system_tag"]:
         system, turns = turns[0][tags["content_tag"]], turns[1:]
     roles = [turn[tags["role_tag"]] for turn in turns]
-    if roles == [tags["user_tag"]] and not chosen.described and "solution" in row:
-        turns = [
-            *turns,
-            {tags["content_tag"]: row["solution"]},
-        ]  # of rows for reinforcement learning
+    content, notes = tags["content_tag"], list[str]()
+    # of rows for reinforcement learning
+    truth = None if chosen.described else row.get("solution")
+    if truth is not None and roles == [tags["user_tag"]]:
         roles.append(tags["assistant_tag"])
     if roles != [tags["user_tag"], tags["assistant_tag"]]:
         known = [
@@ -239,13 +240,16 @@ def _conversation(row: Mapping[str, Any], chosen: _Set) -> _Asked:
             f"{roles!r:.80}",
             fix,
         )
-    content = tags["content_tag"]
     question, shown = _shown(turns[0][content])
+    said = words_of(turns[1][content]) if len(turns) > 1 else truth
+    if truth is not None and truth != said:
+        notes.append("truth of 'solution', not what the assistant says")
     return _Asked(
         text_of(question, content),
-        text_of(words_of(turns[1][content]), content),
+        text_of(said, content) if truth is None else text_of(truth, "solution"),
         text_of(words_of(system), "system") if system else None,
         shown,
+        notes,
     )
 
 
@@ -377,6 +381,8 @@ def read_llama_factory(
                 **type_params(own, kind),
                 **({"system": system} if system else {}),
             }
+            if asked.notes:
+                params["adjusted"] = [*media.params.get("adjusted", ()), *asked.notes]
             if own in ("choice", "spatial"):
                 question, behind = split_options(question)
                 options = options_in(row.get("options") or behind)

@@ -366,6 +366,38 @@ def test_messages_of_openai_and_ms_swift_need_no_dataset_info(
         task_from_spec("open_text", {}).load(str(tmp_path / "rows.jsonl"))
 
 
+@pytest.mark.parametrize("tags", [("role", "content"), ("from", "value")])
+def test_the_truth_is_the_solution_whatever_an_old_answer_says(
+    tmp_path: Path, tags: tuple[str, str]
+) -> None:
+    who, what = tags
+    asked = {who: "user" if who == "role" else "human", what: "What colour?"}
+    said = {who: "assistant" if who == "role" else "gpt", what: "blue"}
+    column = "messages" if who == "role" else "conversations"
+    rows = [
+        {column: [asked, said], "solution": "red"},
+        {column: [asked], "solution": "red"},
+        {column: [asked, said], "solution": "blue"},
+        {column: [asked, said], "solution": None},
+        {column: [asked, said]},
+        {column: [asked], "solution": None},
+        {column: [asked, said], "solution": ["red"]},
+    ]
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(rows))
+    readout = read_any(path, "llama_factory", on_error="record")
+    assert [s.answer for s in readout] == ["red", "red", "blue", "blue", "blue"]
+    assert readout.notes == {"truth of 'solution', not what the assistant says": 1}
+    assert [(r.row, "'solution'" in r.reason) for r in readout.rejected] == [(6, False), (7, True)]
+    # a description says which turn is the truth
+    tag = {"role_tag": who, "content_tag": what, "user_tag": asked[who], "assistant_tag": said[who]}
+    columns = {"messages": column}
+    entry = {"file_name": "rows.json", "formatting": "sharegpt", "columns": columns, "tags": tag}
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"mine": entry}))
+    path.write_text(json.dumps(rows[:1]))
+    assert [s.answer for s in read_any(tmp_path)] == ["blue"]
+
+
 TURNS = [{"from": "human", "value": "<image>q"}, {"from": "gpt", "value": "a"}]
 
 
