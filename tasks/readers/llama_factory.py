@@ -50,6 +50,7 @@ from mmrl.tasks.readers.video_rows import (
     ask,
     column_of,
     load_media,
+    marked,
     read_truth,
     refuse_sizes,
     videos_of,
@@ -367,6 +368,7 @@ def read_llama_factory(
             asked = _conversation(row, chosen)
             text, answer, system = asked.question, asked.answer, asked.system
             videos, values = _media(row, chosen, asked, images_only)
+            text, videos = marked(text, videos, len(values))
             question = ask(
                 text,
                 Media(tuple(videos.names), ("",) * len(values), [], {}),

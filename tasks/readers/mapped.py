@@ -41,7 +41,7 @@ from mmrl.tasks.readers.tables import (
     rows_of,
     words_of,
 )
-from mmrl.tasks.readers.video_rows import ask, load_media, read_truth, videos_of
+from mmrl.tasks.readers.video_rows import ask, load_media, marked, read_truth, videos_of
 from mmrl.tasks.readers.videos import Clips
 from mmrl.types import Sample
 
@@ -198,13 +198,14 @@ def read_mapped(
             own = routes.task_of(_column(row, names, "task"))
             values, given = _pictures(_column(row, names, "image")), _params(row, names)
             videos = videos_of(_column(row, names, "video"), {}, given.pop("video", None))
-            media = load_media(
-                videos, [picture(value, root, folder) for value in values], clips, size_of
-            )
             hears = Path(audio_root) if audio_root else root
             sounds = audio_names(_column(row, names, "audio"))
             words = text_of(words_of(_column(row, names, "question")), names["question"])
             words = without_audio_marks(words, len(sounds), names["question"])
+            words, videos = marked(words, videos, len(values))
+            media = load_media(
+                videos, [picture(value, root, folder) for value in values], clips, size_of
+            )
             question = ask(words, media, names["question"], exact=False)
             params = {**media.params, **given}
             options = options_in(_column(row, names, "options"))

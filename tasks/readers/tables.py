@@ -23,6 +23,7 @@ from mmrl.tasks.readers.common import Readout, Rejected, resolve_image, text_of
 from mmrl.video.media import store_bytes
 
 __all__ = [
+    "LEADING",
     "data_files",
     "json_rows",
     "media_folder",
@@ -38,7 +39,8 @@ __all__ = [
     "words_of",
 ]
 
-_LEADING = re.compile(r"(?:\s*<image>)+\s*")
+LEADING = re.compile(r"(?:\s*<image>)+\s*")
+"""Placeholders at the start of a question: they stand where the pictures do."""
 
 
 def read_json(path: Path, encoding: str = "utf-8") -> Any:
@@ -222,7 +224,7 @@ def question_of(text: Any, num_images: int, name: str, *, exact: bool = True) ->
             f"{found} placeholders and {num_images} pictures",
             f"add or remove <image> in '{name}'" + ("" if exact else ", one per picture or none"),
         )
-    lead = _LEADING.match(words)
+    lead = LEADING.match(words)
     number = lead.group().count("<image>") if lead else 0
     parts = (words[lead.end() :] if lead else words).split("<image>")
     joined = parts[0]

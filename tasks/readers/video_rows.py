@@ -21,7 +21,7 @@ from mmrl.errors import did_you_mean
 from mmrl.tasks.readers.answers import answer_in_tags, listed, parse_literal, read_answer
 from mmrl.tasks.readers.common import RowError, SizeOf, text_of
 from mmrl.tasks.readers.problem_types import refuse_video
-from mmrl.tasks.readers.tables import question_of, size_params
+from mmrl.tasks.readers.tables import LEADING, question_of, size_params
 from mmrl.tasks.readers.videos import SAMPLING, Clips, resolve_video
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "ask",
     "column_of",
     "load_media",
+    "marked",
     "read_truth",
     "refuse_sizes",
     "videos_of",
@@ -190,6 +191,17 @@ def load_media(
     known = [(f["width"], f["height"]) for f in facts if "width" in f]
     noted = {"adjusted": list(videos.notes)} if videos.notes else {}
     return Media(paths, tuple(images), known, {**facts[0], **noted})
+
+
+def marked(text: Any, videos: Videos, pictures: int) -> tuple[Any, Videos]:
+    """The question, its <image> made <video> where they stand for the videos: LLaVA-Video's rows have no other placeholder. Only
+    at its start, as many as videos, and in a row without pictures."""
+    number = len(videos.names)
+    lead = LEADING.match(text) if isinstance(text, str) and number and not pictures else None
+    if lead is None or "<video>" in text or lead.group().count("<image>") != number:
+        return text, videos
+    note = "<image> at the start of a question about videos alone, taken for <video>"
+    return "<video>" * number + text[lead.end() :], videos._replace(notes=(*videos.notes, note))
 
 
 def ask(text: Any, media: Media, name: str, *, exact: bool = True) -> str:

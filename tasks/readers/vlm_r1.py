@@ -31,7 +31,7 @@ from mmrl.tasks.readers.common import (
 )
 from mmrl.tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
 from mmrl.tasks.readers.tables import json_rows, row_id
-from mmrl.tasks.readers.video_rows import ask, column_of, load_media, read_truth, videos_of
+from mmrl.tasks.readers.video_rows import ask, column_of, load_media, marked, read_truth, videos_of
 from mmrl.tasks.readers.videos import Clips
 from mmrl.types import Sample
 
@@ -124,6 +124,7 @@ def read_vlm_r1(
         if not images and not videos.names and own in (*_BOX_TASKS, "detection"):
             raise RowError("at least one picture in 'image'", "none", "name the picture")
         text, value, box_frame = _question_and_answer(row, text_frame, own)
+        text, videos = marked(text, videos, len(images))
         media = load_media(videos, images, clips, size_of, images_only)
         params = {**media.params, **type_params(own, row.get("problem_type"))}
         question = ask(

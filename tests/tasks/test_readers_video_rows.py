@@ -497,6 +497,47 @@ def test_what_cannot_be_shown_of_a_video_is_an_error_of_its_row(
         _read(own, "video_r1", row)
 
 
+@pytest.mark.parametrize("name", ["vlm_r1", "llama_factory", "mapped"])
+def test_rows_of_llava_video_mark_their_clip_as_a_picture(own: Path, name: str) -> None:
+    options: dict[str, Any] = {}
+    if name == "mapped":
+        columns = {"question": "conversations.0.value", "answer": "conversations.1.value"}
+        options = {"columns": {**columns, "video": "video"}}
+
+    def read(text: str, **media: Any) -> Any:
+        turns = [{"from": "human", "value": text}, {"from": "gpt", "value": "B. red"}]
+        return _read(
+            own, name, {"conversations": turns, "video": "videos/1.mp4", **media}, **options
+        )
+
+    readout = read("<image>\nWhat moves?")
+    (sample,) = readout
+    assert (sample.question, len(sample.videos), sample.images) == ("What moves?", 1, ())
+    assert readout.notes == {
+        "<image> at the start of a question about videos alone, taken for <video>": 1
+    }
+    both = "videos/1.mp4"
+    assert (
+        read("<image><image>\nWhat moves?", video=[both, both]).samples[0].question == "What moves?"
+    )
+    assert not read("<video>\nWhat moves?").notes
+    for text, media in (
+        ("What moves <image>?", {}),
+        ("<image><image>What moves?", {}),
+        ("<image>What moves, <image>?", {}),
+        ("<image><video>What moves?", {}),
+    ):
+        with pytest.raises(DataError, match="row 1: expected 0 <image> placeholders"):
+            read(text, **media)
+    if name != "mapped":
+        (sample,) = (
+            read("<image>\nWhat moves?", image="scene.png")
+            if name == "vlm_r1"
+            else read("<video><image>\nWhat moves?", image="scene.png")
+        )
+        assert len(sample.videos) == len(sample.images) == 1 and "adjusted" not in sample.params
+
+
 # the shared parts
 
 
