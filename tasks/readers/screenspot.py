@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.coords import CoordFrame
-from mmrl.errors import did_you_mean
+from mmrl.errors import DataError, did_you_mean
 from mmrl.tasks.readers.common import (
     Check,
     GeometryError,
@@ -161,10 +161,19 @@ def read_screenspot(
     on_error: str = "raise",
     check: Check = check_by_task,
 ) -> Readout:
-    """Read ScreenSpot v1 or v2: one file, or the folder with screenspot*.json. Pictures are in `image_root`, by default
-    screenspot_imgs, screenspotv2_image or images beside the file."""
+    """Read ScreenSpot v1 or v2: one file, or the folder with screenspot*.json of one of them. Pictures are in `image_root`, by
+    default screenspot_imgs (v1), screenspotv2_image (v2), the other's or images beside the file. Raises DataError for a folder
+    with both: their numbers are two."""
     own, where = fixed_task("screenspot", "gui_grounding", task, types), Path(path)
     files = data_files(where, "screenspot*.json", "*.json")
+    v2 = [file for file in files if file.stem.endswith("_v2")]
+    if v2 and len(v2) < len(files):
+        first = next(file for file in files if file not in v2)
+        raise DataError(
+            f"expected ScreenSpot v1 or v2 in {where}, found both ({first.name}, {v2[0].name}); give one file such as "
+            f"{v2[0]}, or move the files of one set into a folder of its own"
+        )
+    folders = ("screenspot_imgs", "screenspotv2_image")
     return _read(
         files,
         own,
@@ -174,13 +183,11 @@ def read_screenspot(
         roots=lambda file: (
             Path(image_root)
             if image_root
-            else _first_folder(file, ("screenspot_imgs", "screenspotv2_image", "images"))
+            else _first_folder(file, (*(folders[::-1] if v2 else folders), "images"))
         ),
         corners=_corners_of_xywh,
         columns={"data_type": "ui_type", "data_source": "data_source"},
-        source="ScreenSpot-v2"
-        if any(file.stem.endswith("_v2") for file in files)
-        else "ScreenSpot",
+        source="ScreenSpot-v2" if v2 else "ScreenSpot",
         on_error=on_error,
         check=check,
     )

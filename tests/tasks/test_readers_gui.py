@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,25 @@ def test_what_is_kept_of_a_row(fixtures: dict[str, str]) -> None:
         "application": "android_studio",
         "group": "Dev",
     }
+
+
+def test_screenspot_v1_and_v2_are_never_taken_for_each_other(
+    fixtures: dict[str, str], tmp_path: Path
+) -> None:
+    for name in ("screenspot", "screenspot_v2"):
+        source = Path(fixtures[name])
+        shutil.copytree(source if source.is_dir() else source.parent, tmp_path, dirs_exist_ok=True)
+    files = sorted(path.name for path in tmp_path.glob("screenspot*.json"))
+    with pytest.raises(
+        DataError, match=r"expected ScreenSpot v1 or v2 in .*found both .*_v2\.json"
+    ):
+        read_any(tmp_path)
+    for file in files:
+        v2 = file.endswith("_v2.json")
+        for sample in read_any(tmp_path / file):
+            assert sample.source.split("/")[0] == ("ScreenSpot-v2" if v2 else "ScreenSpot")
+            folder = "screenspotv2_image" if v2 else "screenspot_imgs"
+            assert Path(sample.images[0]).parent.name == folder
 
 
 def test_the_format_decides_the_convention_and_never_the_numbers(
