@@ -453,7 +453,9 @@ def _one_suite(
     protocol = {
         "suite": {
             "name": name,
-            **suite.model_dump(include={"split", "metric", "official", "settings", "notes"}),
+            **suite.model_dump(
+                include={"split", "count", "metric", "official", "settings", "notes"}
+            ),
         },
         "answers": getattr(sources[0].task, "answers", suite.level(answers)),
         "extractor": suite.extractor if suite.level(answers) == "official" else None,

@@ -806,7 +806,8 @@ def _main() -> None:
     show_controls()
     loading()
     try:
-        app([_from_home(word) for word in sys.argv[1:]])
+        sys.argv[1:] = map(_from_home, sys.argv[1:])
+        app()
     except (MMRLError, OSError) as error:
         if os.environ.get("MMRL_TRACEBACK") or not (
             isinstance(error, MMRLError) or error.errno in _STORAGE

@@ -63,7 +63,7 @@ def test_the_command_begins_so_and_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, usual: tuple[int, int, int]
 ) -> None:
     seen = []
-    monkeypatch.setattr(main, "app", lambda words: seen.append(gc.get_threshold()))
+    monkeypatch.setattr(main, "app", lambda: seen.append(gc.get_threshold()))
     main._main()
     assert seen[0][0] > 10 * usual[0] and gc.get_threshold() == usual
 
