@@ -137,6 +137,7 @@ def suite_row(
         ]
     sampled = results.get("sampled", {}).get(suite.metric, {}).get("mean")
     level = suite.level(answers)
+    unread = sum(bool(input_error(r["score"].get("reason"))) for r in greedy)
     return DataRow(
         suite=name,
         n=len(greedy),
@@ -146,10 +147,11 @@ def suite_row(
         high=_finite(found.get("high")),
         parse_failures=sum(not r["score"]["parsed"] for r in greedy),
         truncated=sum(r["stop"] == "length" for r in greedy),
-        unread=sum(bool(input_error(r["score"].get("reason"))) for r in greedy),
+        unread=unread,
         official=suite.official
         and level in (suite.answers, "official")
-        and suite.count in (None, len(greedy)),
+        and suite.count in (None, len(greedy))
+        and not unread,
         limited=limit is not None and len(greedy) >= limit,
         sampled=_finite(sampled),
         error="; ".join(errors),
