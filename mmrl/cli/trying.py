@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import typer
 from mmrl.cli.display import clock
 from mmrl.cli.run import quieten, run_config
 from mmrl.diagnostics.trial import BINS, Trial, rollout_seconds, trial_overrides, try_out
+from mmrl.distributed.launch import processes_launched
 from mmrl.errors import ConfigError
 from mmrl.operations.prometheus import check_metrics_port
 
@@ -33,7 +33,7 @@ def try_command(
     """Ask, print, draw; exit status 1 where the run would learn nothing."""
     from mmrl.report.trial import build_trial
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if processes_launched()[1] > 1:
         raise ConfigError(
             "expected `mmrl try` in one process, found a launcher's; start it without torchrun"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, gather_object
 
 from mmrl import errors
+from mmrl.distributed.launch import processes_launched
 from mmrl.errors import ConfigError, MMRLError
 
 __all__ = ["World"]
@@ -47,12 +47,12 @@ class _Stop:
         )
 
 
-def _choose_gpu(device: torch.device) -> None:
+def _choose_gpu(device: torch.device, launched: bool) -> None:
     """Make the GPU with the index in `device` the current one; launched processes get that of their local rank.
 
     Raises ConfigError when there is no such GPU.
     """
-    if device.type != "cuda" or device.index is None or int(os.environ.get("LOCAL_RANK", -1)) != -1:
+    if device.type != "cuda" or device.index is None or launched:
         return
     count = torch.cuda.device_count()
     if device.index >= count:
@@ -66,18 +66,19 @@ class World:
     """Rank, size and the few collective operations mmrl needs; with one process they do nothing.
 
     `options` are further arguments of accelerate's Accelerator, the plugin of a training engine (mmrl.distributed.engines). Raises
-    ConfigError where launched processes would each be a run of its own, or `device` names a GPU that is not there.
+    ConfigError where launched processes would each be a run of its own or could not meet (mmrl.distributed.launch), or `device`
+    names a GPU that is not there.
     """
 
     _stopping = False
 
     def __init__(self, device: torch.device | None = None, **options: Any) -> None:
+        launched, asked = processes_launched()
         if device is not None:
-            _choose_gpu(device)
+            _choose_gpu(device, launched)
         group = InitProcessGroupKwargs(timeout=_TIMEOUT)
         if "backend" in options:  # accelerate finds none by itself where DeepSpeed runs on a CPU
             group.backend = options.pop("backend")
-        launched = int(os.environ.get("LOCAL_RANK", -1)) != -1
         # Launched processes without an accelerator: accelerate joins them only where it is told that they compute on the CPU.
         on_cpu = (
             device.type == "cpu"
@@ -85,10 +86,10 @@ class World:
             else launched and not torch.accelerator.is_available()
         )
         self.accelerator = Accelerator(**{"cpu": on_cpu, "kwargs_handlers": [group], **options})
-        if launched and self.size != (asked := int(os.environ.get("WORLD_SIZE", 1))):
+        if self.size != asked:
             raise ConfigError(
-                f"expected a run of {asked} processes (WORLD_SIZE), found that they do not join: {self.size} on "
-                f"{self.device.type}; leave model.device unset, or start one process"
+                f"expected a run of {asked} processes, as their launcher says, found that they do not join: {self.size} on "
+                f"{self.device.type}; start them with torchrun and leave model.device unset, or start one process"
             )
 
     @property

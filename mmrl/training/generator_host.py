@@ -31,6 +31,7 @@ from mmrl.config.engine import GeneratorConfig
 from mmrl.diagnostics.timeline import Span
 from mmrl.distributed.engines.build import stored_to_sample
 from mmrl.distributed.engines.local import LocalEngine
+from mmrl.distributed.launch import VARIABLES
 from mmrl.distributed.world import World
 from mmrl.errors import MMRLError
 from mmrl.operations.startup import loaded, loading
@@ -44,7 +45,6 @@ from mmrl.training.rollouts import HostableRollouts, RunContext
 __all__ = ["Evaluated", "Failed", "Made", "Order", "Start", "own_config", "serve"]
 
 _POLL_S = 0.02  # waiting for environments before it looks for orders
-_LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def own_config(config: RunConfig, device: str) -> RunConfig:
 def _settle(config: RunConfig, device: str) -> RunConfig:
     """Make this process one by itself, whatever launched its parent, and a GPU of its own the only one that it sees: engines that
     take the first one take the right one."""
-    for name in _LAUNCHED:
+    for name in VARIABLES:
         os.environ.pop(name, None)
     if device.startswith("cuda:"):
         number = int(device.removeprefix("cuda:"))

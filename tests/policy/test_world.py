@@ -17,6 +17,7 @@ from mmrl.errors import ConfigError
 from tests.kits.engine_kit import ENVIRONMENT, REPO
 from tests.kits.prepared_kit import run_prepared
 
+MEETING = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 _PRINT_TIMEOUT = """
 import torch
 from mmrl.distributed.world import World
@@ -45,10 +46,13 @@ def test_two_gpus_are_told_apart_by_their_index(monkeypatch: pytest.MonkeyPatch)
     for free in ("cuda", "cpu"):
         World(torch.device(free))
     World(None)
-    monkeypatch.setenv("LOCAL_RANK", "0")  # several processes: accelerate gives each its own GPU
+    launched = {**MEETING, "WORLD_SIZE": "1"}  # accelerate gives each process its own GPU
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
     World(torch.device("cuda:1"))
     assert happened == ["accelerator"] * 4
-    monkeypatch.delenv("LOCAL_RANK")
+    for name in launched:
+        monkeypatch.delenv(name)
     with pytest.raises(ConfigError, match=r"model\.device .* of the 2 GPUs.*'cuda:2'"):
         World(torch.device("cuda:2"))
 
@@ -87,10 +91,11 @@ def test_launched_processes_are_one_run(device: str, tmp_path: Path) -> None:
 def test_processes_that_do_not_join_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = SimpleNamespace(num_processes=1, device=torch.device("cpu"))
     monkeypatch.setattr(world, "Accelerator", lambda **options: alone)
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {**MEETING, "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(
-        ConfigError, match=r"expected a run of 2 processes .* found that they do not join: 1 on cpu"
+        ConfigError,
+        match=r"expected a run of 2 processes, .* found that they do not join: 1 on cpu",
     ):
         World(None)
 
@@ -115,14 +120,6 @@ def test_the_last_gpu_is_used_when_asked_for() -> None:
 
 @pytest.mark.slow
 def test_processes_wait_two_hours_for_each_other() -> None:
-    environment = {
-        **ENVIRONMENT,
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
+    environment = {**ENVIRONMENT, **MEETING, "WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = run_prepared([sys.executable, "-c", _PRINT_TIMEOUT], env=environment)
     assert done.stdout.split() == ["1", "7200.0"], done.stderr
