@@ -331,6 +331,11 @@ class Pipeline(Generic[G, R]):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing trains in another thread, once it is closed."""
+        return self._trainer is None or self._trainer.ended
+
     def close(self) -> None:
         """End the training thread; groups not added yet are dropped. May be called more than once."""
         self._closed = True

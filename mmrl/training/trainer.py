@@ -11,6 +11,8 @@ killed or not; schedule.order key is bit for bit.
 
 from __future__ import annotations
 
+import copy
+import logging
 import pkgutil
 import time
 from collections.abc import Callable, Iterator
@@ -59,6 +61,7 @@ from mmrl.training.update_result import UpdateResult
 
 __all__ = ["Trainer"]
 
+_LOG = logging.getLogger(__name__)
 _PATIENCE_S = 7200.0  # of the executor, for a thread that waits for other processes: as long as a collective (distributed/world.py)
 
 
@@ -144,6 +147,8 @@ class Trainer:
         self.media = MediaRecord()
         # optimizer steps taken when the actor, and what is saved, got their weights
         self._filled: dict[str, int] = {}
+        # `_state_to_save` of the last step, while it has no checkpoint
+        self._unsaved: dict[str, Any] | None = None
         # rows for failures.jsonl of a step that failed, which the main process does not have
         self._lost: list[dict[str, Any]] = []
 
@@ -336,8 +341,13 @@ class Trainer:
             trackers.log(0, self._evaluate(0, full=True))
         stop_if_requested(self, self.start_step, saved=True)
         for step in range(self.start_step + 1, c.train.steps + 1):
-            last = step == c.train.steps
-            row = self._train_step(step) | cluster_metrics(self.rollouts.cluster, self.world)
+            last, updates = step == c.train.steps, self.learner.updates
+            try:
+                row = self._train_step(step) | cluster_metrics(self.rollouts.cluster, self.world)
+            except Exception as error:
+                if self._unsaved is not None and self._still_whole(step, updates, error):
+                    self._save_late(step - 1, self._unsaved)
+                raise
             if last or (c.eval.every and step % c.eval.every == 0):
                 row.update(self._evaluate(step, full=last))
             self.saver.settle(wait=False)
@@ -346,9 +356,32 @@ class Trainer:
                 self.save_checkpoint(step, row.get("eval/selection"))
             if (stop := self.alarms.must_stop(alarms)) is not None:
                 raise MMRLError(f"stopped at step {step} by alarm '{stop.name}': {stop.message}")
+            self._unsaved = None if saved else self._state_to_save()
             if not last:
                 stop_if_requested(self, step, saved=saved)
         return row
+
+    def _still_whole(self, step: int, updates: int, error: Exception) -> bool:
+        """Whether weights and optimizer are those of the step before `step`, which failed with `error`. Collective: of several
+        processes all hear of the error here; they are not asked where a pass through a sharded model may have been cut off."""
+        # an error that is not ours may have come from inside of an optimizer step
+        before = self.learner.step < step or isinstance(error, MMRLError)
+        whole = before and self.pipeline.at_rest and self.learner.updates == updates
+        if self.world.size == 1 or self.training.lockstep:
+            return whole and self.world.size == 1
+        self.world.stop(error)
+        try:
+            return all(self.world.gather([whole]))
+        except RuntimeError:  # the others are gone
+            return False
+
+    def _save_late(self, step: int, state: dict[str, Any]) -> None:
+        """Write the checkpoint of `step`, which was done before another one failed. The failure is what ends the run."""
+        try:
+            self.save_checkpoint(step, state=state)
+            self.saver.settle()
+        except Exception as lost:
+            _LOG.warning("the checkpoint of step %d could not be written: %s", step, lost)
 
     def _train_step(self, step: int) -> dict[str, Any]:
         """Roll out and train on one step; its row of metrics. What else is written about it is kept until `_write`."""
@@ -465,13 +498,20 @@ class Trainer:
             "time/eval": time.perf_counter() - began,
         }
 
-    def save_checkpoint(self, step: int, metric: float | None = None) -> None:
-        """Write the checkpoint of `step`; `metric`, if there is one, makes it a candidate for the best. Collective."""
+    def _state_to_save(self) -> dict[str, Any]:
+        """What a checkpoint of now keeps beside weights and optimizer; of the main process, which writes it."""
+        if not self.world.is_main:
+            return {}
+        state = {"best_metric": self.best_metric, "alarms": self.alarms.state_dict()}
+        # what the next step changes must not change it
+        return copy.deepcopy(state | self.learner.state_dict() | self.rollouts.state_dict())
+
+    def save_checkpoint(
+        self, step: int, metric: float | None = None, state: dict[str, Any] | None = None
+    ) -> None:
+        """Write the checkpoint of `step`; `metric`, if there is one, makes it a candidate for the best; `state`: what
+        `_state_to_save` gave after it, if another step has begun. Collective."""
         if not self.saver.sharded:
             self._fill_saved()
-        state: dict[str, Any] = {}
-        if self.world.is_main:
-            state = {"best_metric": self.best_metric, "alarms": self.alarms.state_dict()}
-            state |= self.learner.state_dict() | self.rollouts.state_dict()
         with self._alarmed(step):
-            self.saver.save(step, metric, state)
+            self.saver.save(step, metric, self._state_to_save() if state is None else state)

@@ -131,6 +131,11 @@ class TrainingThread(Generic[R]):
         self._ending = True
         self._jobs.put(None)
         self._thread.join(patience_s)
+        return self.ended
+
+    @property
+    def ended(self) -> bool:
+        """Whether the thread has ended."""
         return not self._thread.is_alive()
 
     def make_way(self) -> None:

@@ -35,9 +35,11 @@ def broken(kind: str) -> Iterator[None]:
 
         def other_groups(rollouter: PromptRollouter, step: int) -> Iterator[Any]:
             for group in groups(rollouter, step):
-                if kind == "rollout":
+                if kind == "rollout" or (kind == "late" and step == 2):
                     raise RolloutError("the sampler is gone")
-                yield replace(group, fingerprint="of another picture")
+                yield (
+                    group if kind == "late" else replace(group, fingerprint="of another picture")
+                )
 
         def gone(trained: learner.Learner, *args: Any) -> Any:
             encode(trained, *args)
@@ -57,7 +59,13 @@ def broken(kind: str) -> Iterator[None]:
 def stop(path: str, engine: str, kind: str, breaker: int) -> str:
     """With what error the run called ENGINE-KIND ended in this process; the process `breaker` breaks it."""
     trainer = Trainer(
-        load_config(path, [f"name={engine}-{kind}", f"engine.train={engine}", "train.steps=2"])
+        load_config(
+            path,
+            [
+                *(f"name={engine}-{kind}", f"engine.train={engine}", "train.steps=2"),
+                *(["train.save_every=0"] if kind == "late" else []),
+            ],
+        )
     )
     with broken(kind) if trainer.world.rank == breaker else contextlib.nullcontext():
         try:

@@ -230,6 +230,8 @@ BROKEN = [
     ("ddp", "checkpoint", 0),
     ("ddp", "loss", 1),
     ("ddp", "fingerprint", 1),
+    ("ddp", "late", 0),
+    ("fsdp2", "late", 1),
     ("fsdp2", "loss", 1),
     ("fsdp2", "infinite", 1),
     ("fsdp2", "fingerprint", 1),
@@ -428,6 +430,7 @@ def test_what_breaks_in_one_process_ends_the_other(
         "fingerprint": ("MismatchError", "rollout saw tensors of another picture"),
         "media": ("M", "a.png: expected a picture, found none"),
         "rollout": ("RolloutError", "the sampler is gone"),
+        "late": ("RolloutError", "the sampler is gone"),
         "checkpoint": ("CheckpointError", "cannot write the checkpoint of step 2"),
     }[kind]
     together = engine == "fsdp2" and error == "NonFiniteError"  # both find it in the gradient norm
@@ -447,7 +450,11 @@ def test_what_breaks_in_one_process_ends_the_other(
         "CheckpointError": [(1, "checkpoint_failed")],
     }.get(error, [])
     assert json.loads((run / "run.json").read_text())["status"] == "failed"
-    assert len(read_jsonl(run / "metrics.jsonl")) == (2 if kind == "checkpoint" else 0)
+    assert len(read_jsonl(run / "metrics.jsonl")) == {"checkpoint": 2, "late": 1}.get(kind, 0)
+    saved = [path.name for path in run.glob("checkpoints/step_*")]
+    assert saved == (["step_000001"] if (engine, kind) == ("ddp", "late") else []), (
+        "step 1 was done, and processes with whole weights can save it"
+    )
 
 
 def test_a_refused_command_says_why_and_ends_in_both(found: Found) -> None:

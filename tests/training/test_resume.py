@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mmrl.config import load_config
-from mmrl.errors import ConfigError, DataError
+from mmrl.errors import ConfigError, DataError, RolloutError
+from mmrl.rollout.prompt_rollouter import PromptRollouter
 from mmrl.training.trainer import Trainer
 from scripts import torture_resume
 from scripts.torture_resume import differences, torture
@@ -104,6 +106,86 @@ def test_resume_from_every_checkpoint(step: int, calm: Path) -> None:
     assert all(verdicts.values()), verdicts
     assert not list((run / "checkpoints").glob(".*"))
     assert json.loads((run / "run.json").read_text())["resumed_at"] == (step or None)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, step: int, error: Exception) -> None:
+    """The rollout of `step` ends with `error` after its first group."""
+    groups = PromptRollouter.groups
+
+    def cut_short(rollouter: PromptRollouter, number: int) -> Iterator[Any]:
+        for group in groups(rollouter, number):
+            yield group
+            if number == step:
+                raise error
+
+    monkeypatch.setattr(PromptRollouter, "groups", cut_short)
+
+
+@pytest.mark.parametrize("error", [RolloutError("the server is gone"), ValueError("a defect")])
+def test_a_rollout_that_fails_costs_no_finished_step(
+    error: Exception, calm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"lost-{type(error).__name__}"
+    config = beside(calm, name, train={"steps": 5, "prompts_per_step": 4, "save_every": 0})
+    with monkeypatch.context() as patch:
+        failing(patch, 4, error)
+        with pytest.raises(type(error), match=str(error)):
+            Trainer(config).fit()
+    run = calm.with_name(name)
+    assert sorted(p.name for p in (run / "checkpoints").glob("step_*")) == ["step_000003"]
+    trainer = Trainer(config, resume=True)
+    trainer.fit()
+    assert trainer.start_step == 3
+    verdicts = differences(calm, run)
+    del verdicts["best checkpoint"], verdicts["run state"]  # other steps were saved
+    assert all(verdicts.values()), verdicts
+    states = [
+        json.loads((at / "checkpoints/step_000005/trainer/state.json").read_text())
+        for at in (calm, run)
+    ]
+    for key in ("schedule", "credit", "entropy", "updates", "alarms", "version"):
+        assert states[0][key] == states[1][key], key
+
+
+def test_an_error_of_unknown_reach_in_the_update_saves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(make(tmp_path, "half", train={"steps": 5, "save_every": 0}))
+    step = trainer.optimizer.step
+
+    def half(*args: Any, **options: Any) -> Any:
+        step(*args, **options)
+        if trainer.learner.step == 3:
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(trainer.optimizer, "step", half)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.fit()
+    assert not list(trainer.folder.path.glob("checkpoints/step_*"))
+
+
+@pytest.mark.parametrize("kind", ["async", "pipelined"])
+def test_a_rollout_that_fails_beside_the_training_thread_costs_no_finished_step(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make(
+        tmp_path,
+        kind,
+        train={"steps": 5, "save_every": 0},
+        algorithm={"epochs": 1},
+        schedule={"kind": kind},
+    )
+    with monkeypatch.context() as patch:
+        failing(patch, 4, RolloutError("the server is gone"))
+        trainer = Trainer(config)
+        with pytest.raises(RolloutError, match="is gone"):
+            trainer.fit()
+    rows = read_jsonl(trainer.folder.path / "metrics.jsonl")
+    (saved,) = trainer.folder.path.glob("checkpoints/step_*")
+    assert int(saved.name[5:]) == rows[-1]["step"] >= 2
+    again = Trainer(config, resume=True)
+    again.fit()
+    assert [r["step"] for r in read_jsonl(again.folder.path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
 
 
 def test_the_comparison_notices_differences(calm: Path) -> None:
