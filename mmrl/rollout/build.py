@@ -66,17 +66,18 @@ def build_rollout_engine(
     vllm_engine.check_sampling(
         SamplingSettings(r.temperature, r.top_p, r.top_k, r.max_new_tokens, r.batch_tokens)
     )
+    limit = int(policy.base.config.get_text_config().max_position_embeddings)
+    longest = min(max_model_len(config), limit)
     if settings.mode == "server":
         where = ("servers", "VLLMServers") if settings.urls[1:] else ("client", "VLLMClient")
         client = getattr(importlib.import_module(f"mmrl.rollout.vllm_{where[0]}"), where[1])
-        backend = client(settings, config.model.path, vllm_dtype(policy))
+        backend = client(settings, config.model.path, vllm_dtype(policy), longest=longest)
     else:
         module = importlib.import_module("mmrl.rollout.vllm_backend")
-        limit = int(policy.base.config.get_text_config().max_position_embeddings)
         made = module.VLLMSettings(
             config.model.path,
             vllm_dtype(policy),
-            min(max_model_len(config), limit),
+            longest,
             settings.memory,
             settings.kv_cache_gib,
             settings.sleep,

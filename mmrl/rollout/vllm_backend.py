@@ -382,7 +382,7 @@ class VLLMBackend:
         if len(prompt.ids) + new_tokens > self.settings.max_model_len:
             raise ConfigError(
                 f"expected a prompt and its answer within engine.vllm.max_model_len = {self.settings.max_model_len} "
-                f"tokens, found {len(prompt.ids)} + {new_tokens}; raise it"
+                f"tokens, found {len(prompt.ids)} + {new_tokens}; raise it, where a server samples in its configuration, too"
             )
 
     def _take_positions(self) -> None:

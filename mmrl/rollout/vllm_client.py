@@ -42,8 +42,11 @@ class VLLMClient:
 
     counts: ClassVar[dict[str, float]] = {}
 
-    def __init__(self, settings: VLLMConfig, model: str, dtype: str | None, url: str = "") -> None:
-        """Waits for the server at `url` (by default the first of the settings). `dtype` None: it may compute in any type."""
+    def __init__(
+        self, settings: VLLMConfig, model: str, dtype: str | None, url: str = "", longest: int = 0
+    ) -> None:
+        """Waits for the server at `url` (by default the first of the settings). `dtype` None: it may compute in any type; `longest`:
+        tokens of a prompt with its answer that it has to take."""
         self.url = url or settings.urls[0]
         self._settings = settings
         self._address = urlsplit(self.url if "//" in self.url else f"//{self.url}")
@@ -65,6 +68,12 @@ class VLLMClient:
             raise ConfigError(
                 f"expected the rollout server {self.url} to hold the model {model}, found {found['model']}; start it "
                 "with the run's configuration"
+            )
+        if found["max_model_len"] < longest:
+            raise ConfigError(
+                f"expected the rollout server {self.url} to take prompts and answers of {longest} tokens, found its "
+                f"engine.vllm.max_model_len {found['max_model_len']}; start it with the run's configuration, or set "
+                f"engine.vllm.max_model_len: {found['max_model_len']} here, if nothing is longer"
             )
 
     def wanted(self, hash: str) -> bool:
@@ -248,8 +257,9 @@ class VLLMClient:
             status != 200
             or not isinstance(answer, dict)
             or not all(isinstance(answer.get(key), str) for key in ("model", "dtype"))
+            or not isinstance(answer.get("max_model_len"), int)
         ):
             raise ConfigError(
                 f"expected a rollout server at {self.url}, found another program: its /health has status {status} and names no "
-                "model and dtype; give engine.vllm.url the address of `mmrl rollout-server`"
+                "model, dtype and max_model_len; give engine.vllm.url the address of `mmrl rollout-server`"
             )

@@ -36,8 +36,8 @@ class VLLMServers:
 
     shared = True
 
-    def __init__(self, settings: VLLMConfig, model: str, dtype: str) -> None:
-        self._clients = [VLLMClient(settings, model, dtype, url) for url in settings.urls]
+    def __init__(self, settings: VLLMConfig, model: str, dtype: str, longest: int = 0) -> None:
+        self._clients = [VLLMClient(settings, model, dtype, url, longest) for url in settings.urls]
         self._down: dict[int, str] = {}  # why, by number
         self._sync = ""
         self._reasked = 0

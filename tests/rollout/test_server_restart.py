@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mmrl.config import VLLMConfig
-from mmrl.errors import RolloutError
+from mmrl.errors import ConfigError, RolloutError
 from mmrl.rollout.vllm_client import ServerGone, VLLMClient
 from mmrl.rollout.vllm_servers import VLLMServers
 from mmrl.rollout.weight_transfer import Channel
@@ -94,6 +94,14 @@ def test_one_started_again_between_two_syncs_is_left_out_until_the_next(servers:
     with pytest.raises(RolloutError, match=r"gone \(.*has no weights: it was started again"):
         both.load(group(b=5))
     both.close()
+
+
+def test_one_that_takes_shorter_prompts_is_refused_when_the_run_starts(servers: Servers) -> None:
+    VLLMServers(servers.settings(0, 1), "model", "float32", longest=8).close()
+    with pytest.raises(
+        ConfigError, match=rf":{servers.ports[0]} .* of 9 tokens, found .*max_model_len 8; start it"
+    ):
+        VLLMServers(servers.settings(0, 1), "model", "float32", longest=9)
 
 
 def test_one_killed_in_a_broadcast_is_gone_in_a_sentence(

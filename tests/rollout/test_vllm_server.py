@@ -242,16 +242,21 @@ def test_a_run_samples_on_the_server_and_says_when_it_is_gone(
 ) -> None:
     url, process, folder = server
     vllm = {
+        **VLLM,
         "mode": "server",
         "url": url,
         "start_s": PATIENCE_S,
         "timeout_s": PATIENCE_S,
-        "kv_cache_gib": 0.125,
     }
     tree = run_tree(
         tmp_path, engine={"rollout": "vllm", "vllm": vllm}, train={"steps": 4, "save_every": 0}
     )
     config = load_config(config_file(tmp_path / "run.yaml", tree))
+    with pytest.raises(
+        ConfigError,
+        match=r"answers of 1025 tokens, found its engine.vllm.max_model_len 1024; start",
+    ):
+        Trainer(load_config(tmp_path / "run.yaml", ["engine.vllm.max_model_len=1025"]))
 
     def killing(kind: str, payload: Any) -> None:
         if kind == "step" and payload["step"] == 2:

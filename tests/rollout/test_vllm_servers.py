@@ -16,7 +16,7 @@ from mmrl.config import VLLMConfig, load_config
 from mmrl.errors import ConfigError, RolloutError
 from mmrl.training.trainer import Trainer
 from tests.kits.engine_kit import config_file, read_jsonl
-from tests.rollout.vllm_kit import KEY, PATIENCE_S, free_port, run_tree, start_server
+from tests.rollout.vllm_kit import KEY, PATIENCE_S, VLLM, free_port, run_tree, start_server
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +66,7 @@ def servers(pair: Servers, monkeypatch: pytest.MonkeyPatch) -> Servers:
 
 def trained(folder: Path, name: str, urls: list[str], hear: Any = None) -> list[dict[str, Any]]:
     """Rows of a run of four steps on these servers."""
-    vllm = {"mode": "server", "start_s": PATIENCE_S, "timeout_s": PATIENCE_S, "kv_cache_gib": 0.125}
+    vllm = {**VLLM, "mode": "server", "start_s": PATIENCE_S, "timeout_s": PATIENCE_S}
     tree = run_tree(
         folder,
         name=name,
