@@ -51,9 +51,10 @@ class VLLMConfig(_Section):
     encrypted), shared_memory on one host, else http, in the bodies of requests. gloo and nccl: a process group of the main process
     and the server, which reaches it at any port. Another value than auto is that way or an error."""
     memory: float = Field(0.45, gt=0, lt=1)
-    """Share of the GPU's memory that vLLM may hold (colocated or in a Ray actor; a server has --memory)."""
+    """Share of the GPU's memory that vLLM may hold (colocated or in a Ray actor; `mmrl rollout-server` has --memory). `mmrl serve`
+    takes vLLM's own unless it is set."""
     kv_cache_gib: float = Field(1.0, gt=0)
-    """On a CPU: GiB for keys and values."""
+    """On a CPU: GiB for keys and values. `mmrl serve` takes vLLM's own unless it is set."""
     max_model_len: int | None = Field(None, ge=16)
     """Longest prompt plus completion in tokens; null: model.max_prompt_tokens + rollout.max_new_tokens (at
     least 17), within what the model takes."""

@@ -14,7 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from mmrl.config import RunConfig
+import torch
+
+from mmrl.config import RunConfig, VLLMConfig
 from mmrl.policy.encode import picture_options
 from mmrl.policy.families import family_of
 from mmrl.policy.loading import load_processor, template_for
@@ -91,11 +93,25 @@ def vllm_command(
         command += ["--mm-processor-kwargs", json.dumps(bounds)]
     if text := family_of(hf_config).vllm_text:
         command += ["--hf-overrides", json.dumps({"text_config": dict(text)})]
+    command += _engine_options(settings.engine.vllm)
     if options.media_root is not None:
         command += ["--allowed-local-media-path", str(options.media_root.resolve())]
     # vLLM fetches from everywhere unless told from where; no host has this name (RFC 2606)
     command += ["--allowed-media-domains", *(options.media_hosts or ("none.invalid",))]
     return command
+
+
+def _engine_options(vllm: VLLMConfig) -> list[str]:
+    """What engine.vllm says of the machine, where somebody said it: its defaults leave room for a training process beside it."""
+    said, options = vllm.model_fields_set, []
+    on_gpu = torch.cuda.is_available()
+    if on_gpu and "memory" in said:
+        options += ["--gpu-memory-utilization", f"{vllm.memory:g}"]
+    if not on_gpu and "kv_cache_gib" in said:
+        options += ["--kv-cache-memory-bytes", str(int(vllm.kv_cache_gib * 2**30))]
+    if vllm.tensor_parallel > 1:
+        options += ["--tensor-parallel-size", str(vllm.tensor_parallel)]
+    return options
 
 
 def _frames(video: Any) -> dict[str, float]:

@@ -273,6 +273,46 @@ def test_vllm_gets_the_prompts_and_limits_of_training(tmp_path: Path) -> None:
     assert "--hf-overrides" not in options
 
 
+@pytest.mark.parametrize(
+    ("gpu", "said", "told"),
+    [
+        (True, {}, {}),
+        (True, {"memory": 0.3, "kv_cache_gib": 2.5}, {"--gpu-memory-utilization": "0.3"}),
+        (True, {"memory": 0.45}, {"--gpu-memory-utilization": "0.45"}),
+        (False, {"kv_cache_gib": 2.5}, {"--kv-cache-memory-bytes": str(5 * 2**29)}),
+        (
+            True,
+            {
+                "tensor_parallel": 2,
+                "mode": "server",
+                "url": "http://there:1",
+                "compare_weights": False,
+            },
+            {"--tensor-parallel-size": "2"},
+        ),
+    ],
+)
+def test_vllm_gets_what_is_said_of_its_machine(
+    gpu: bool,
+    said: dict[str, Any],
+    told: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Defaults are left to vLLM: those of engine.vllm leave room for a training process."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    p = policy()
+    settings = RunConfig.model_validate(
+        {"model": {"path": "ckpt", "dtype": "fp32", "device": "cpu"}, "engine": {"vllm": said}}
+    )
+    command = vllm_command(
+        settings, ServeOptions(), p.processor, p.base.config, tmp_path / "t.jinja"
+    )
+    options = dict(zip(command, command[1:], strict=False))
+    names = ("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--tensor-parallel-size")
+    assert {name: options[name] for name in names if name in options} == told
+
+
 def test_vllm_is_told_what_transformers_takes_for_granted(tmp_path: Path) -> None:
     """vLLM does not start with a Qwen3-VL-MoE whose configuration lacks norm_topk_prob, and transformers writes none."""
     folder = tiny_folder("qwen3_vl_moe")
