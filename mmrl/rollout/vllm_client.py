@@ -45,8 +45,8 @@ class VLLMClient:
     def __init__(
         self, settings: VLLMConfig, model: str, dtype: str | None, url: str = "", longest: int = 0
     ) -> None:
-        """Waits for the server at `url` (by default the first of the settings). `dtype` None: it may compute in any type; `longest`:
-        tokens of a prompt with its answer that it has to take."""
+        """Waits for the server at `url` (by default the first of the settings). `dtype` None: it may compute in any type;
+        `longest`: tokens of a prompt with its answer that it has to take."""
         self.url = url or settings.urls[0]
         self._settings = settings
         self._address = urlsplit(self.url if "//" in self.url else f"//{self.url}")

@@ -10,8 +10,6 @@ import json
 import math
 import os
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,9 +42,10 @@ def system_template(chat_template: str, system: str) -> str:
 
 
 def vllm_command(
-    settings: RunConfig, options: ServeOptions, processor: Any, hf_config: Any, template_file: Path
+    settings: RunConfig, options: ServeOptions, processor: Any, hf_config: Any
 ) -> list[str]:
-    """The program and its arguments. The module is called rather than the `vllm` script, which CPU wheels lack."""
+    """The program and its arguments. The module is called rather than the `vllm` script, which CPU wheels lack; the chat template
+    is given as a text, for nobody would remove a file of it."""
     m, d, r = settings.model, settings.data, settings.rollout
     max_tokens = options.max_tokens or r.max_new_tokens
     context = int(getattr(hf_config, "text_config", hf_config).max_position_embeddings)
@@ -69,7 +68,9 @@ def vllm_command(
         "--limit-mm-per-prompt",
         json.dumps({"image": 64, "video": 8}),
         "--chat-template",
-        str(template_file),
+        system_template(
+            processor.chat_template, template_for(hf_config.model_type, settings.model).system
+        ),
         "--chat-template-content-format",
         "openai",
         "--generation-config",
@@ -126,10 +127,7 @@ def run_vllm(settings: RunConfig, options: ServeOptions) -> None:
 
     hf_config = AutoConfig.from_pretrained(settings.model.path, trust_remote_code=False)
     processor = load_processor(settings.model.path)
-    template_file = Path(tempfile.mkdtemp(prefix="mmrl-vllm-")) / "chat_template.jinja"
-    system = template_for(hf_config.model_type, settings.model).system
-    template_file.write_text(system_template(processor.chat_template, system), encoding="utf-8")
-    command = vllm_command(settings, options, processor, hf_config, template_file)
+    command = vllm_command(settings, options, processor, hf_config)
     sys.stdout.flush()
     keys = {"VLLM_API_KEY": options.api_key} if options.api_key else {}
     os.execve(command[0], command, {**os.environ, "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0", **keys})

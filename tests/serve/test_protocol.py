@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import subprocess
 import sys
@@ -239,9 +240,11 @@ def test_vllm_gets_the_prompts_and_limits_of_training(tmp_path: Path) -> None:
         ServeOptions(media_root=tmp_path, name="x", api_key="k"),
         p.processor,
         p.base.config,
-        tmp_path / "t.jinja",
     )
     options = dict(zip(command[3::2], command[4::2], strict=True))
+    assert options["--chat-template"] == system_template(
+        p.processor.chat_template, p.template.system
+    ), "no file of it stays behind"
     assert command[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     assert (options["--model"], options["--served-model-name"], options["--max-model-len"]) == (
         "ckpt",
@@ -263,7 +266,6 @@ def test_vllm_gets_the_prompts_and_limits_of_training(tmp_path: Path) -> None:
         ServeOptions(allow_remote_media=True, media_hosts=("a.org", "b.org")),
         p.processor,
         p.base.config,
-        tmp_path / "t.jinja",
     )
     at = remote.index("--allowed-media-domains")
     assert (
@@ -296,7 +298,6 @@ def test_vllm_gets_what_is_said_of_its_machine(
     gpu: bool,
     said: dict[str, Any],
     told: dict[str, str],
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Defaults are left to vLLM: those of engine.vllm leave room for a training process."""
@@ -305,15 +306,13 @@ def test_vllm_gets_what_is_said_of_its_machine(
     settings = RunConfig.model_validate(
         {"model": {"path": "ckpt", "dtype": "fp32", "device": "cpu"}, "engine": {"vllm": said}}
     )
-    command = vllm_command(
-        settings, ServeOptions(), p.processor, p.base.config, tmp_path / "t.jinja"
-    )
-    options = dict(zip(command, command[1:], strict=False))
+    command = vllm_command(settings, ServeOptions(), p.processor, p.base.config)
+    options = dict(itertools.pairwise(command))
     names = ("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--tensor-parallel-size")
     assert {name: options[name] for name in names if name in options} == told
 
 
-def test_vllm_is_told_what_transformers_takes_for_granted(tmp_path: Path) -> None:
+def test_vllm_is_told_what_transformers_takes_for_granted() -> None:
     """vLLM does not start with a Qwen3-VL-MoE whose configuration lacks norm_topk_prob, and transformers writes none."""
     folder = tiny_folder("qwen3_vl_moe")
     command = vllm_command(
@@ -321,7 +320,6 @@ def test_vllm_is_told_what_transformers_takes_for_granted(tmp_path: Path) -> Non
         ServeOptions(),
         load_processor(folder),
         AutoConfig.from_pretrained(folder),
-        tmp_path / "t.jinja",
     )
     told = json.loads(command[command.index("--hf-overrides") + 1])
     assert told == {"text_config": {"norm_topk_prob": True}}

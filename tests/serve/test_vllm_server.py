@@ -40,6 +40,7 @@ def vllm_server(log: Path, *options: str) -> Iterator[tuple[str, subprocess.Pope
             "mmrl.cli.main",
             "serve",
             CHECKPOINT,
+            "engine.vllm.kv_cache_gib=1",
             "--engine",
             "vllm",
             "--port",
@@ -47,12 +48,16 @@ def vllm_server(log: Path, *options: str) -> Iterator[tuple[str, subprocess.Pope
             *options,
         ]
         quick = {
-            "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "TORCH_COMPILE_DISABLE": "1",
         }
+        (log.parent / "tmp").mkdir()
         process = subprocess.Popen(
-            command, cwd=REPO, env={**ENVIRONMENT, **quick}, stdout=output, stderr=subprocess.STDOUT
+            command,
+            cwd=REPO,
+            env={**ENVIRONMENT, **quick, "TMPDIR": str(log.parent / "tmp")},
+            stdout=output,
+            stderr=subprocess.STDOUT,
         )
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + START_S
     try:
@@ -69,6 +74,7 @@ def vllm_server(log: Path, *options: str) -> Iterator[tuple[str, subprocess.Pope
         yield url, process
         process.send_signal(signal.SIGTERM)
         process.wait(120)
+        assert not list((log.parent / "tmp").glob("mmrl-*")), "nothing of ours stays behind"
     finally:
         process.kill()
         process.wait(30)
