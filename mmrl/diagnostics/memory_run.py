@@ -52,8 +52,9 @@ class PlannedRun:
 
     @property
     def micro(self) -> Micro:
-        """The largest micro-batch of the update."""
-        return micro_batch(self.config, self.prompt)
+        """The largest micro-batch of the update; processes that compute rows together have their prompts in it."""
+        together = self.config.engine.sequence_parallel
+        return micro_batch(self.config, self.prompt, self.prompts_each * together)
 
     @property
     def micro_batches(self) -> float:
@@ -148,14 +149,16 @@ def prompt_tokens_of(config: RunConfig, shape: Any) -> int:
     return int(min(max(picture, clip) + TEXT_TOKENS, config.model.max_prompt_tokens))
 
 
-def micro_batch(config: RunConfig, prompt: int) -> Micro:
-    """The largest micro-batch of the update: train.token_budget tokens; of a longer group as many rollouts as fit, at least one."""
+def micro_batch(config: RunConfig, prompt: int, prompts: int) -> Micro:
+    """The largest micro-batch of the update: train.token_budget tokens, or all of a step of `prompts` groups; of a longer group as
+    many rollouts as fit, at least one."""
     size, new = config.rollout_shape.answers, config.rollout_shape.tokens
-    if config.train.forward == "padded":  # each row with its own copy of the prompt
-        return Micro(
-            max(size, config.train.token_budget / (prompt + size * new) * size), prompt, new, 1
-        )
     budget = config.train.token_budget
+    # of rollouts with several turns, those that share a prompt
+    there = prompts * config.rollout.group_size * config.rollout_shape.turns / size
+    groups = min(budget / (prompt + size * new), there)
+    if config.train.forward == "padded":  # each row with its own copy of the prompt
+        return Micro(size * max(1.0, groups), prompt, new, 1)
     if budget < prompt + size * new:
         return Micro(1.0, prompt, new, int(min(max((budget - prompt) // new, 1), size)))
-    return Micro(budget / (prompt + size * new), prompt, new, size)
+    return Micro(groups, prompt, new, size)

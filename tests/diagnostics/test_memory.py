@@ -32,6 +32,7 @@ from mmrl.diagnostics.memory_activations import (
     logits_bytes,
     update_bytes,
 )
+from mmrl.diagnostics.memory_run import PlannedRun
 from mmrl.diagnostics.shapes import config_of, meta_model, shape_config
 from mmrl.errors import ConfigError
 from mmrl.policy import attention_flash, attention_flex
@@ -581,9 +582,30 @@ def test_prompts_and_micro_batches_follow_the_configuration() -> None:
         {"data": {"max_pixels": 100352, "video": {"total_pixels": 3211264}}}
     )
     assert prompt_tokens_of(clip, shape) == 4096 + 128
-    micro = micro_batch(full(), 1408)
-    assert micro.tokens == pytest.approx(16384)
-    assert micro_batch(full(), 100_000).groups == 1, "a group is never split"
+    assert micro_batch(full(), 1408, 64).tokens == pytest.approx(16384)
+    assert micro_batch(full(), 100_000, 64).groups == 1, "a group is never split"
+
+
+@pytest.mark.parametrize("forward", ["shared", "padded"])
+def test_a_micro_batch_holds_no_more_than_a_step(forward: str) -> None:
+    """A budget of 16,384 tokens was taken for full, although the step had 6,016."""
+
+    def rows(processes: int, **engine: Any) -> tuple[float, float]:
+        config = RunConfig.model_validate(
+            {
+                "engine": engine,
+                "train": {"prompts_per_step": 4, "forward": forward},
+                "rollout": {"group_size": 4, "max_new_tokens": 24},
+            }
+        )
+        found = PlannedRun(config, None, None, "ddp", processes, "cpu", 1408).micro  # type: ignore[arg-type]
+        return found.groups * found.group_size, found.tokens
+
+    tokens = {"shared": 1408 + 4 * 24, "padded": 4 * (1408 + 24)}[forward]
+    assert rows(1) == (16, 4 * tokens)
+    assert rows(2) == (8, 2 * tokens) and rows(3) == (8, 2 * tokens) and rows(8) == (4, tokens)
+    if forward == "shared":
+        assert rows(2, sequence_parallel=2) == (16, 4 * tokens), "of both processes"
 
 
 def test_the_line_adds_up_and_warns() -> None:
