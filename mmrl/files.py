@@ -32,6 +32,7 @@ __all__ = [
     "optional",
     "printable",
     "storage_error",
+    "usual_mode",
     "write_text",
     "writing",
 ]
@@ -130,6 +131,13 @@ def write_text(path: Path, text: str) -> None:
             with suppress(OSError):  # half a file takes room that others need
                 partial.unlink()
             raise
+
+
+def usual_mode(path: Path) -> None:
+    """Give what was made for its owner alone (by mkdtemp, safetensors) the mode that any file or folder gets here. Raises OSError."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
 
 
 def append(path: Path, lines: Iterable[str]) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import xxhash
 
 from mmrl.errors import DataError, StorageError
-from mmrl.files import writing
+from mmrl.files import usual_mode, writing
 from mmrl.types import Sample
 
 __all__ = ["Rows", "stored"]
@@ -206,9 +206,7 @@ def _picture(picture: Any, folder: Path) -> str:
 
 def _put(partial: Path, file: Path) -> None:
     """Give a finished folder its name, whole or not at all, also where several processes do so at once."""
-    mask = os.umask(0)
-    os.umask(mask)
-    partial.chmod(0o777 & ~mask)  # mkdtemp makes it its owner's alone
+    usual_mode(partial)
     try:
         os.rename(partial, file.parent)
     except OSError:

@@ -25,6 +25,7 @@ from typing import Any
 import xxhash
 
 from mmrl.errors import CheckpointError
+from mmrl.files import usual_mode
 
 __all__ = [
     "MANIFEST",
@@ -70,13 +71,16 @@ def write_manifest(
     folder: Path, step: int, known: Mapping[str, tuple[int, str]] | None = None
 ) -> None:
     """Write the manifest of all files in `folder`, a checkpoint which will be renamed to that of `step`, or a model that `mmrl sft`
-    made in so many steps; those in `known` (name in the folder -> bytes, digest) are not read again. Raises OSError."""
+    made in so many steps; those in `known` (name in the folder -> bytes, digest) are not read again. Others may read them all then, as far as the umask lets them: safetensors keeps weights to their owner. Raises
+    OSError."""
     given = known or {}
     files = {
         name: list(given[name] if name in given else file_digest(folder / name))
         for name in _files(folder)
         if name != MANIFEST
     }
+    for name in files:
+        usual_mode(folder / name)
     content = {
         "format": FORMAT,
         "algorithm": "xxh3_128",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,6 +61,17 @@ def test_everything_is_on_disk_before_it_counts(
     assert files <= set(synced[:-1]) and synced[-1] == str(kept.folder), (
         "the files, then the folder that names them"
     )
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o007])
+def test_weights_may_be_read_by_those_who_may_read_the_rest(mask: int, kept: Checkpoints) -> None:
+    before = os.umask(mask)
+    try:
+        folder = save(kept, 1)
+    finally:
+        os.umask(before)
+    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in folder.rglob("*") if p.is_file()}
+    assert "model.safetensors" in modes and set(modes.values()) == {0o666 & ~mask}, modes
 
 
 def test_only_folders_of_that_name_are_checkpoints(kept: Checkpoints, tmp_path: Path) -> None:
