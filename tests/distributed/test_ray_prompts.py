@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -93,7 +94,7 @@ def spec_of(folder: Path, source: str, name: str) -> str:
 
 
 def test_rewards_on_ray_are_the_local_ones_whatever_they_do_and_a_lost_actor_costs_no_score(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     spec = spec_of(tmp_path, HOSTILE, "Hostile")
     reasons = {**WRONG, "sleep": "reward_timeout: no answer within 4 s", "die": "exit code 7"}
@@ -110,6 +111,11 @@ def test_rewards_on_ray_are_the_local_ones_whatever_they_do_and_a_lost_actor_cos
         check(["sleep", *GOOD], scorer.score(jobs(["sleep", *GOOD])), reasons)
         killer.join()
         assert cluster.restarts["rewards"] == 1 and pids(scorer.group)[1] == hosts[1]
+        (said,) = [r.message for r in caplog.records if "was lost" in r.message]
+        assert re.search(
+            r"one of the reward workers was lost, .*\(1 of engine\.ray\.restarts 3\): .*worker process has died",
+            said,
+        ), said
         with Scorer([(spec, {})], [task_from_spec(spec)], workers=0) as local:
             assert scorer.score(jobs(GOOD)) == local.score(jobs(GOOD))
         hosts = pids(scorer.group)

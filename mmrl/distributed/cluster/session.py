@@ -42,6 +42,8 @@ from mmrl.errors import ConfigError, MissingExtraError, install_command
 
 __all__ = ["Cluster", "check_address", "code_paths", "ending", "import_ray", "stop_if_broken"]
 
+_LOG = logging.getLogger(__name__)
+
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_prestart_worker_first_driver": "0",
@@ -327,6 +329,13 @@ class Cluster:
                 f"expected at most {self.config.restarts} {self.demands[kind].words} to be lost (engine.ray."
                 f"restarts), found one more. The last: {how}"
             )
+        _LOG.warning(
+            "one of the %s was lost, another one is started (%d of engine.ray.restarts %d): %s",
+            self.demands[kind].words,
+            self.restarts[kind],
+            self.config.restarts,
+            how,
+        )
 
     def end(self, actor: Any) -> None:
         """End an actor by force, if it still runs."""
