@@ -134,7 +134,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def usual_mode(path: Path) -> None:
-    """Give what was made for its owner alone (by mkdtemp, safetensors) the mode that any file or folder gets here. Raises OSError."""
+    """Give what was made for its owner alone (by mkdtemp, safetensors) the mode that others get here. Raises OSError."""
     mask = os.umask(0)
     os.umask(mask)
     path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)

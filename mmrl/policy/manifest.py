@@ -71,8 +71,8 @@ def write_manifest(
     folder: Path, step: int, known: Mapping[str, tuple[int, str]] | None = None
 ) -> None:
     """Write the manifest of all files in `folder`, a checkpoint which will be renamed to that of `step`, or a model that `mmrl sft`
-    made in so many steps; those in `known` (name in the folder -> bytes, digest) are not read again. Others may read them all then, as far as the umask lets them: safetensors keeps weights to their owner. Raises
-    OSError."""
+    made in so many steps; those in `known` (name in the folder -> bytes, digest) are not read again. All get the usual mode:
+    safetensors keeps weights to their owner. Raises OSError."""
     given = known or {}
     files = {
         name: list(given[name] if name in given else file_digest(folder / name))
