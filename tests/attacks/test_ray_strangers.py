@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from mmrl.distributed.cluster.access import private_folder
 from mmrl.distributed.cluster.placement import Demand
 from mmrl.distributed.cluster.session import Cluster
 from mmrl.errors import ConfigError
+from tests.kits.engine_kit import ENVIRONMENT, REPO
 from tests.kits.ray_kit import nodes
 
 pytestmark = pytest.mark.slow
@@ -234,10 +237,62 @@ def test_the_folder_leaves_room_for_the_paths_of_sockets(
 ) -> None:
     """A path of a socket has at most 107 bytes; Ray started none below a long TMPDIR."""
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / ("x" * 60)))
-    folder = private_folder()
+    folder, lock = private_folder()
     try:
         session = "session_2026-11-28_17-58-19_687726_4194304"
         assert len(str(folder / "r" / session / "sockets" / "plasma_store")) <= 107
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     finally:
-        folder.rmdir()
+        os.close(lock)
+        shutil.rmtree(folder)
+
+
+_HOLDS = """
+import sys, time
+from mmrl.distributed.cluster.access import private_folder
+folder, lock = private_folder()
+(folder / "token").write_text("secret")
+print(folder, flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_killed_runs_left_is_removed_at_the_next_start_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = Path(tempfile.mkdtemp(dir="/tmp"))
+    monkeypatch.setenv("RAY_TMPDIR", str(place))
+    environment = {**ENVIRONMENT, "RAY_TMPDIR": str(place)}
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", _HOLDS],
+            cwd=REPO,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    try:
+        killed, alive = [
+            Path(run.stdout.readline().strip()) for run in runs if run.stdout is not None
+        ]
+        runs[0].kill()
+        runs[0].wait(60)
+        other = place / "ray-notours1"
+        other.mkdir()
+        (place / "elsewhere").mkdir()
+        (place / "elsewhere" / "lock").touch()
+        (place / "ray-linkedto").symlink_to(place / "elsewhere")
+        assert killed.is_dir()
+        mine, lock = private_folder()
+        assert not killed.exists()
+        assert mine.is_dir() and (alive / "token").exists() and other.is_dir()
+        assert (place / "elsewhere" / "lock").exists()
+        assert private_folder()[0] != mine and mine.is_dir(), "its own stays, too"
+        os.close(lock)
+    finally:
+        for run in runs:
+            run.kill()
+            run.wait(60)
+        shutil.rmtree(place)

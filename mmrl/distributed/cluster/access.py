@@ -7,8 +7,10 @@ RAY_AUTH_MODE says disabled, and puts its sockets into folders that everybody on
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +18,43 @@ from typing import Any
 
 __all__ = ["forget_token", "own_token", "private_folder"]
 
+_LOCK = "lock"  # held by the process whose folder it is
 _LONGEST = 28  # characters: what lies below adds 79, and the path of a socket may have 107 bytes
 _AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
-def private_folder() -> Path:
+def private_folder() -> tuple[Path, int]:
     """A new folder for a cluster's token, and for Ray's folder, which Ray opens to everybody (mode 0777): no other user may
-    enter this one. In RAY_TMPDIR, as Ray's own, else among temporary files."""
+    enter this one. In RAY_TMPDIR, as Ray's own, else among temporary files.
+
+    It is this process's while the descriptor returned with it is open (os.close); those whose process was killed are removed."""
     parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="ray-", dir=parent if len(parent) <= _LONGEST else "/tmp"))
+    place = Path(parent if len(parent) <= _LONGEST else "/tmp")
+    for left in place.glob("ray-????????"):
+        _remove_abandoned(left)
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir=place))
+    unlocked = folder / "lock.new"
+    lock = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    # locks hold where process ids say nothing: in containers that share the folder
+    with contextlib.suppress(
+        OSError
+    ):  # a disk without locks: nobody takes the folder for abandoned
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unlocked.rename(folder / _LOCK)  # it never has this name unlocked
+    return folder, lock
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove a folder of `private_folder`, of this user, whose process has ended."""
+    with contextlib.suppress(OSError):  # of somebody else, of Ray itself, in use, or gone meanwhile
+        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+            return
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)
 
 
 @contextlib.contextmanager

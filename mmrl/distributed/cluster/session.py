@@ -172,7 +172,9 @@ class Cluster:
         self.ray = import_ray()
         self._groups: dict[str, Any] = {}
         self._connected = self._open = False
-        self._folder: Path | None = None  # of a cluster of our own
+        # of a cluster of our own, and what holds it
+        self._folder: Path | None = None
+        self._lock = -1
         self._seen: dict[str, Node] = {}
 
     def __enter__(self) -> Cluster:
@@ -221,7 +223,7 @@ class Cluster:
             "runtime_env": {"env_vars": variables},
         }
         if address is None:
-            self._folder = private_folder()
+            self._folder, self._lock = private_folder()
             options |= {
                 "address": "local",
                 "num_cpus": self.config.cpus,
@@ -358,4 +360,5 @@ class Cluster:
             forget_token()
             # a process that was told to end may still write its log
             shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._lock)
             self._folder = None
