@@ -47,12 +47,38 @@ class Copied(Named, Protocol):
 
 P = TypeVar("P", bound=Copied)
 
+# what accelerate does in training loops that ask it to -> (its value for nothing, the option, what to do instead)
+_ACCELERATES = {
+    "ACCELERATE_MIXED_PRECISION": (
+        "no",
+        "--mixed_precision",
+        "and set model.dtype: auto computes in bf16 on a GPU that has it",
+    ),
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": (
+        "1",
+        "--gradient_accumulation_steps",
+        "and set train.token_budget: a step is split into micro-batches of so many tokens",
+    ),
+    "ACCELERATE_DYNAMO_BACKEND": (
+        "no",
+        "--dynamo_backend",
+        "and leave model.fused_layers on: kernels compiled for a GPU",
+    ),
+}
+
 
 def accelerator_options(config: RunConfig) -> dict[str, Any]:
     """What accelerate.Accelerator is to be made with.
 
-    Raises MissingExtraError without the engine's library, ConfigError where `accelerate launch` was told of another engine.
+    Raises MissingExtraError without the engine's library, ConfigError where `accelerate launch` was told of another engine, or of
+    what mmrl decides by itself.
     """
+    for name, (neutral, option, instead) in _ACCELERATES.items():
+        if (found := os.environ.get(name) or neutral).lower() != neutral:
+            raise ConfigError(
+                f"expected accelerate launch with {option} {neutral}, found {found} ({name}), which would change nothing; "
+                f"launch without it (see accelerate config), {instead}"
+            )
     if (
         os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
         and config.engine.train != "fsdp2"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,8 @@ from mmrl.training.trainer import Trainer
 from tests.kits.clip_kit import TASK, clip, policy_of, sample
 from tests.kits.engine_kit import (
     ARCHITECTURES,
+    ENVIRONMENT,
+    REPO,
     album_data,
     config_file,
     picture,
@@ -197,6 +202,48 @@ def test_a_launcher_told_of_deepspeed_is_contradicted(monkeypatch: pytest.Monkey
         match=r"deepspeed_zero3 under accelerate launch --use_deepspeed, found ddp; set one of them",
     ):
         accelerator_options(load_config(None, ["engine.train=ddp"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "neutral", "value", "instead"),
+    [
+        ("ACCELERATE_MIXED_PRECISION", "no", "bf16", "model.dtype"),
+        ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1", "4", "train.token_budget"),
+        ("ACCELERATE_DYNAMO_BACKEND", "NO", "INDUCTOR", "model.fused_layers"),
+    ],
+)
+def test_a_launcher_told_of_what_would_change_nothing_is_contradicted(
+    name: str, neutral: str, value: str, instead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, neutral)
+    assert accelerator_options(load_config()) == {}
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=rf"found {value} \({name}\), .*{instead}"):
+        accelerator_options(load_config())
+
+
+@pytest.mark.slow
+def test_accelerate_launch_says_nothing_by_itself() -> None:
+    """Its defaults, in variables, are none of those that are refused."""
+    code = (
+        "import os; from mmrl.config import load_config; "
+        "from mmrl.distributed.engines import accelerator_options; "
+        "assert os.environ['ACCELERATE_MIXED_PRECISION'] == 'no', os.environ; "
+        "print('options', accelerator_options(load_config()))"
+    )
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu"]
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "says.py").write_text(code)
+        done = subprocess.run(
+            [*command, "--main_process_port", "0", str(Path(folder) / "says.py")],
+            cwd=REPO,
+            # no configuration of the user's
+            env={**ENVIRONMENT, "HF_HOME": folder, "CUDA_VISIBLE_DEVICES": ""},
+            text=True,
+            capture_output=True,
+            timeout=300,
+        )
+    assert done.returncode == 0 and done.stdout == "options {}\n", done.stderr[-3000:]
 
 
 def test_corrections_are_counted_over_all_processes() -> None:
