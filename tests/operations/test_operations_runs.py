@@ -327,6 +327,7 @@ def test_a_killed_process_is_restarted_with_the_others_and_the_run_completes(
 SRUN = """#!/usr/bin/env bash
 # Like srun with one task per node of 127.0.0.1's two: runs the command for each, remembers them for scancel, fails if one fails.
 while [[ "$1" == --* ]]; do shift; done
+export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2
 for node in 0 1; do SLURM_NODEID=$node SLURM_PROCID=$node setsid "$@" & echo $! >> "$FAKE/tasks"; done
 status=0
 for task in $(jobs -p); do wait "$task" || status=$?; done
