@@ -37,7 +37,7 @@ for number in range(10):
         child = os.fork()
         if not child:
             os.environ["LOCAL_RANK"] = str(rank)
-            command.app = lambda arguments: work(rank, os.path.join(sys.argv[1], str(number)))
+            command.app = lambda: work(rank, os.path.join(sys.argv[1], str(number)))
             main()
             sys.exit(0)
         children.append(child)
@@ -86,7 +86,7 @@ def test_the_status_and_what_is_owed_at_the_end_are_pythons_own(
 ) -> None:
     code = (
         "import atexit, sys, threading, time\nimport mmrl.cli.main as command\nfrom mmrl.errors import MMRLError\n"
-        "def work(arguments):\n    print('printed')\n    atexit.register(lambda: print('at exit'))\n"
+        "def work():\n    print('printed')\n    atexit.register(lambda: print('at exit'))\n"
         "    threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()\n"
         f"    {ending}\n"
         "command.app = work\ncommand.main()\n"
