@@ -133,7 +133,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "text": ("text", "content", "value", "input_text", "url", "option"),
     "app": ("app", "app_name", "text", "input_text", "name"),
     "direction": ("direction", "text", "input_text"),
-    "keys": ("keys", "key", "hotkey", "text"),
+    "keys": ("keys", "key", "hotkey", "text", "input_text"),
 }
 """Argument -> names it is written under; several of them in one action must agree."""
 NAMES = ("action", "action_type", "type", "name")
@@ -307,10 +307,6 @@ def action_from(value: Any, space: str) -> Action:
             }
         opposite = {"up": "down", "down": "up", "left": "right", "right": "left"}
         name, fields = "scroll", {"direction": opposite.get(fields.get("direction", ""))}
-    if name == "hotkey" and (key := fields.get("text")) in _KEYS:
-        own = action_name(f"press_{key}", space)
-        if own is not None:
-            return Action(own)
     return Action(name, **fields)
 
 
@@ -532,6 +528,13 @@ def _same_place(
     return far <= rule.radius + 1e-9 * max(sx, sy) if rule.inclusive else far < rule.radius
 
 
+def _pressed(action: Action) -> Action:
+    """One key in one spelling: the hotkey tab is press_tab, enter is press_enter."""
+    if action.action == "enter" or (action.action == "hotkey" and action.text in _KEYS):
+        return Action(f"press_{action.text or 'enter'}")
+    return action
+
+
 def match_action(
     found: Action | None,
     true: Action,
@@ -541,7 +544,11 @@ def match_action(
     asked: bool = False,
 ) -> Match:
     """Compare an action with the right one; coordinates in pixels of the original picture of `size` = (width, height), which the
-    model sees as one of size `shown` (default: the same). `asked`: the prompt asks where to type and select."""
+    model sees as one of size `shown` (default: the same). `asked`: the prompt asks where to type and select.
+
+    One key is one action, as a hotkey or by its own name; rules that do not check keys take any two hotkeys for the same."""
+    if found is not None and _pressed(found) == _pressed(true):
+        found = true
     place = text = None
     shown = size if shown is None else shown
     placed = true.point is not None or true.box is not None

@@ -151,7 +151,13 @@ def test_spellings(text: str, space: str, action: Action) -> None:
     ],
 )
 def test_a_key_is_one_action_however_it_is_written(text: str, space: str, action: Action) -> None:
-    assert parsed(text, space) == action
+    found, other = parsed(text, space), Action("hotkey", text="ctrl+alt+f7")
+    for rule in RULES.values():
+        assert (
+            match_action(found, action, rule, SIZE).step
+            and match_action(action, found, rule, SIZE).step
+        )
+    assert not match_action(other, action, RULES["strict"], SIZE).step
 
 
 @pytest.mark.parametrize(

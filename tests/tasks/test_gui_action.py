@@ -153,6 +153,29 @@ def test_the_papers_rewards_add_up() -> None:
     assert gui.score(row, text, ctx).value == pytest.approx(1)
 
 
+@pytest.mark.parametrize("preset", ["gui_r1", "ui_r1"])
+@pytest.mark.parametrize("space", ["desktop", "web", "any"])
+def test_keys_earn_what_the_peers_programs_give(preset: str, space: str) -> None:
+    """GUI-R1's r1gui_accuracy_reward compares texts of click, type, select and scroll; any other action is right by its name
+    (`else: return 1.0`). Its prompt puts the keys into 'input_text'."""
+    task = GuiAction(preset=preset, space=space, frame=None)
+    keys = ("enter", "tab", "esc", "down", "ctrl+c")
+    for true in keys:
+        row = sample({"action": "hotkey", "keys": true}, space=space)
+        for name, said in [*(("hotkey", key) for key in keys), ("wait", "no input text")]:
+            text = f"[{{'action': '{name}', 'point': [-100, -100], 'input_text': '{said}'}}]"
+            found = task.score(row, f"<think>x</think><answer>{text}</answer>", context())
+            assert found.metrics["correct"] == float(name == "hotkey"), (true, text, found.reason)
+            if said == true:
+                assert found.value == pytest.approx(task.value_range[1])
+    if "press_esc" in SPACES[space]:
+        row = sample({"action": "press_esc"}, space=space)
+        for said in ("esc", "tab"):
+            text = f"<think>x</think><answer>[{{'action': 'press_{said}'}}]</answer>"
+            found = task.score(row, text, context())
+            assert found.metrics["correct"] == float(said == "esc"), "names are compared"
+
+
 def _gui_r1(said: list[int], share: tuple[float, float], shown: tuple[int, int]) -> float:
     """Their dataset.py scales the truth to the picture that the model gets; r1gui.py compares there."""
     gt_bbox = (share[0] * shown[0], share[1] * shown[1])
