@@ -96,15 +96,26 @@ _SPACES: Mapping[str, Table] = {
         "complete": ((), ("finish", "finished", "done", "terminate", "answer", "stop")),
     },
 }
-SPACES: Mapping[str, Table] = {
-    **_SPACES,
-    "any": {
-        name: entry
-        for table in _SPACES.values()
-        for name, entry in table.items()
-        if name != "press_enter"  # which is `enter` there
-    },
-}
+_IN_ANY = {"press_enter": "enter", "hover": "move"}
+"""Names of one action in two spaces: in `any` it has the second."""
+
+
+def _all(tables: Mapping[str, Table]) -> Table:
+    """The actions of all spaces, each with its names in all of them; a name of two (press) is that of the later space."""
+    arguments: dict[str, tuple[str, ...]] = {}
+    owners: dict[str, str] = {}
+    for table in tables.values():
+        for name, (wanted, others) in table.items():
+            own = _IN_ANY.get(name, name)
+            arguments[own] = wanted
+            owners.update(dict.fromkeys((own, name, *others), own))
+    return {
+        own: (wanted, tuple(name for name, owner in owners.items() if owner == own != name))
+        for own, wanted in arguments.items()
+    }
+
+
+SPACES: Mapping[str, Table] = {**_SPACES, "any": _all(_SPACES)}
 """Action space -> action -> (its arguments, other names for it). `any` holds the actions of all, for mixed data."""
 _KEY_NAMES = {"return": "enter", "escape": "esc", "control": "ctrl", "del": "delete"}
 _PAGE_KEY = re.compile(r"\bpage[ _-]?(?:up|(down))\b")

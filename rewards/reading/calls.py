@@ -139,7 +139,8 @@ def _plain(name: str) -> str:
 def _known(name: str, space: str) -> tuple[str, tuple[str, ...]]:
     """The action of the space that a plain name stands for, else that of another space, and its arguments."""
     name = _DIALECTS.get(name, name)
-    for table in (space, "any"):
+    # an answer ends a task on the web; AndroidWorld's and Qwen's is another action than their end
+    for table in (space,) if name == "answer" else (space, "any"):
         if (known := action_name(name, table)) is not None:
             return known, SPACES[table][known][0]
     return name, ()

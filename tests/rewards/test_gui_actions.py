@@ -299,8 +299,18 @@ def test_every_name_and_alias_belongs_to_one_action() -> None:
                 and action_name(f" {name.upper().replace('_', ' ')} ", space) == name
             )
             assert set(arguments) <= {"point", "end", "text", "app", "direction", "keys"}
-            if space != "any":
-                assert all(action_name(alias, space) == name for alias in aliases), (space, name)
+            assert all(action_name(alias, space) == name for alias in aliases), (space, name)
+
+
+def test_any_has_every_name_of_every_space() -> None:
+    for space, table in SPACES.items():
+        for name, (arguments, others) in table.items():
+            own = {"press_enter": "enter", "hover": "move"}.get(name, name)
+            assert SPACES["any"][own][0] == arguments
+            # pyautogui.press is of keys, a phone's press a click
+            assert {action_name(other, "any") for other in (name, *others) if other != "press"} == {
+                own
+            }, (space, name)
 
 
 # rules
