@@ -367,6 +367,7 @@ class GuiAction(AnswerTask):
             "gold_points": [list(true.point)] if true.point else [],
             "gold_boxes": [list(true.box)] if true.box else [],
             "size": list(_size(sample, ctx).orig_wh),
+            "place_asked": self._asks_place(sample.params),
         }
 
     def _written(self, sample: Sample, ctx: RewardContext, action: Action) -> dict[str, Any]:

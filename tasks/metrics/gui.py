@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmrl.rewards.gui import centre, in_box
-from mmrl.rewards.gui_actions import RULES, Action, match_action
+from mmrl.rewards.gui_actions import RULES, Action, Match, match_action
 from mmrl.rewards.parsing import Box
 from mmrl.tasks.truths import of_sample
 from mmrl.types import Sample, Score
@@ -75,12 +75,19 @@ class Spot(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step: the predicted action (None: no answer), the right one, the picture's size, the episode it belongs to."""
+    """One step: the predicted action (None: no answer), the right one, the picture's size, the episode it belongs to, and
+    whether the prompt asked where to type and select."""
 
     found: Action | None
     true: Action
     size: tuple[int, int]
     episode: str | None = None
+    asked: bool = False
+
+    def match(self, preset: str) -> Match:
+        """What agrees by the rule of an evaluation, one of PRESETS."""
+        rule = RULES[PRESETS[preset]]
+        return match_action(self.found, self.true, rule, self.size, asked=self.asked)
 
 
 def _share(hits: Iterable[bool | None]) -> float:
@@ -137,8 +144,7 @@ def android_control(steps: Sequence[Step], preset: str = "os_atlas") -> dict[str
     odyssey   ams over all steps; success_rate over the episodes whose steps are all right (when episodes are known)
     strict    type_accuracy, step_success over all; grounding and text over the steps that have one, with the type right
     """
-    rule = RULES[PRESETS[preset]]
-    matches = [match_action(step.found, step.true, rule, step.size) for step in steps]
+    matches = [step.match(preset) for step in steps]
     kinds, places, texts = (
         [m.type for m in matches],
         [m.place for m in matches],
@@ -323,14 +329,12 @@ def write_actions(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> dict[s
                 true_action(sample),
                 (width, height),
                 _episode(sample),
+                bool(score.detail.get("place_asked")),
             )
         )
     with (folder / "gui_actions.jsonl").open("w", encoding="utf-8") as file:
         for (sample, score), step in zip(pairs, steps, strict=True):
-            matches = {
-                name: match_action(step.found, step.true, RULES[rule], step.size)
-                for name, rule in PRESETS.items()
-            }
+            matches = {name: step.match(name) for name in PRESETS}
             row = {
                 "id": sample.id,
                 "episode": step.episode,

@@ -288,3 +288,30 @@ def test_an_action_evaluation_gives_every_rules_numbers(tmp_path: Path) -> None:
         lines[0]["pred_action"] == {"action": "click", "point": [640, 1300]}
         and task.benchmark([], tmp_path) == {}
     )
+
+
+@pytest.mark.parametrize(
+    ("space", "said", "right"),
+    [("web", {}, 0), ("mobile", {}, 1), ("web", {"point": [30, 40]}, 1)],
+)
+def test_the_strict_number_is_the_tasks_own(
+    space: str, said: dict[str, Any], right: int, tmp_path: Path
+) -> None:
+    """Mind2Web's step needs the element: text alone is right only where the prompt does not ask for the place."""
+    task, ctx = (
+        GuiAction(space=space),
+        RewardContext(1, 1, CoordFrame.ABS_ORIG, (ImageSize(SIZE, SIZE),)),
+    )
+    truth = task.check_answer(
+        {"action": "type", "text": "abc", "bbox": [10, 20, 60, 60]}, CoordFrame.ABS_ORIG, [SIZE], {}
+    )
+    row = Sample("1", "gui_action", "steps", "goal", truth, ("a.png",))
+    text = json.dumps({"action": "type", "text": "abc", **said})
+    found = task.score(row, f"<answer>{text}</answer>", ctx)
+    numbers = task.benchmark([(row, found)], tmp_path)
+    [line] = [
+        json.loads(line) for line in (tmp_path / "gui_actions.jsonl").read_text().splitlines()
+    ]
+    assert found.metrics["correct"] == numbers["strict/step_success"] == right
+    assert line["matches"]["strict"]["place"] == {0: False, 1: bool(said) or None}[right]
+    assert numbers["os_atlas/step_success"] == 1
