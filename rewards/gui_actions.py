@@ -120,6 +120,7 @@ SPACES: Mapping[str, Table] = {**_SPACES, "any": _all(_SPACES)}
 _KEY_NAMES = {"return": "enter", "escape": "esc", "control": "ctrl", "del": "delete"}
 _PAGE_KEY = re.compile(r"\bpage[ _-]?(?:up|(down))\b")
 _ARROW_KEY = re.compile(r"\barrow[ _-]?(up|down|left|right)\b")
+_PLUS_KEY = re.compile(r"(?:^|(?<=[\s+]))\+$")
 _BETWEEN_KEYS = re.compile(r"[\s+]+|(?<=[a-z0-9])-(?=[a-z0-9])")
 
 TYPED = ("type", "select")
@@ -210,7 +211,8 @@ def _clean(text: str) -> str:
 def _keys(text: str) -> str:
     """Keys in one spelling: Ctrl-C is ctrl+c, Page Down and pagedown are pgdn."""
     text = _PAGE_KEY.sub(lambda found: "pgdn" if found[1] else "pgup", text.lower())
-    parts = _BETWEEN_KEYS.split(_ARROW_KEY.sub(r"\1", text))
+    text = _PLUS_KEY.sub("plus", _ARROW_KEY.sub(r"\1", text))
+    parts = _BETWEEN_KEYS.split(text)
     return "+".join(_KEY_NAMES.get(part, part) for part in parts if part)
 
 

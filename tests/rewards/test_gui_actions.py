@@ -147,6 +147,16 @@ def test_spellings(text: str, space: str, action: Action) -> None:
             Action("hotkey", text="ctrl+shift+pgup"),
         ),
         ('{"action": "hotkey", "keys": "ctrl+-"}', "web", Action("hotkey", text="ctrl+-")),
+        *(
+            (
+                json.dumps({"action": "hotkey", "keys": keys}),
+                "web",
+                Action("hotkey", text="ctrl+plus"),
+            )
+            for keys in ("ctrl++", "Ctrl + +", ["ctrl", "+"], "ctrl-plus")
+        ),
+        ('{"action": "hotkey", "keys": "+"}', "desktop", Action("hotkey", text="plus")),
+        ('{"action": "hotkey", "keys": "ctrl+"}', "web", Action("hotkey", text="ctrl")),
         ('{"action": "hotkey", "keys": "ctrl+enter"}', "web", Action("hotkey", text="ctrl+enter")),
     ],
 )
