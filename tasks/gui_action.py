@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -57,6 +58,7 @@ _PEER_NAMES = {
     ("gui_r1", "navigate_back"): "press_back",
     ("gui_r1", "navigate_home"): "press_home",
 }
+_NO_POINT = (-100, -100)  # GUI-R1's, whatever the frame
 _MOST_HISTORY = 2000  # characters of history in a prompt; the newest are kept
 
 
@@ -87,14 +89,14 @@ def _peer_words(space: str, spelling: str) -> str:
     return (
         f"one of {names}, written as [{{'action': 'click', 'point': [x, y], 'input_text': 'no input text'}}]; a text to type, "
         "an app to open, keys to press or the direction of a scroll (up, down, left, right) stands in 'input_text', and "
-        "'point' is [-100, -100] where there is none"
+        f"'point' is {list(_NO_POINT)} where there is none"
     )
 
 
 def _peer_spelling(table: Mapping[str, Any], spelling: str) -> str:
     """An action in plain data as UI-R1 or GUI-R1 write it: single quotes, every key present, [-100, -100] for no point."""
     name = _PEER_NAMES.get((spelling, table["action"]), table["action"])
-    point = table.get("point", [0, 0] if spelling == "ui_r1" else [-100, -100])
+    point = table.get("point", [0, 0] if spelling == "ui_r1" else list(_NO_POINT))
     end = {"end": table["end"]} if "end" in table else {}  # of a drag, which they do not have
     if spelling == "ui_r1":
         return repr([{"action": name, "coordinate": point, **end}])
@@ -324,8 +326,10 @@ class GuiAction(AnswerTask):
         parsed = parse_action(answer, self.space_of(sample.params))
         if parsed.action is None:
             raise AnswerError(parsed.reason or "not_an_action")
-        size = _size(sample, ctx)
-        return parsed.action.moved(lambda v: to_orig(v, ctx.frame, size.resized_wh, size.orig_wh))
+        action, size = parsed.action, _size(sample, ctx)
+        if self.settings["spelling"] == "gui_r1" and action.point == _NO_POINT:
+            action = replace(action, point=None)
+        return action.moved(lambda v: to_orig(v, ctx.frame, size.resized_wh, size.orig_wh))
 
     def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
         """The one action of a released model, see mmrl.rewards.reading.calls."""

@@ -402,6 +402,19 @@ def test_where_a_text_goes_counts_as_in_mind2web_where_it_is_asked_for_or_said(
     assert score(missed, TYPED, task=GuiAction(space=space), space=space).metrics["correct"] == 0
 
 
+@pytest.mark.parametrize("frame", [CoordFrame.ABS_ORIG, CoordFrame.REL1000])
+def test_gui_r1s_point_of_no_place_is_none(frame: CoordFrame) -> None:
+    task = GuiAction(spelling="gui_r1")
+    assert "'point' is [-100, -100] where there is none" in task._words(sample(TYPED))
+    for point, right in (([-100, -100], 1), ([-90, -100], 0)):
+        text = f"[{{'action': 'type', 'point': {point}, 'input_text': 'abc'}}]"
+        assert score(text, TYPED, frame, task=task).metrics["correct"] == right
+    text = "[{'action': 'click', 'point': [-100, -100], 'input_text': 'no input text'}]"
+    assert score(text, CLICK, frame, task=task).metrics["correct"] == 0
+    other = '{"action": "type", "point": [-100, -100], "text": "abc"}'
+    assert score(other, TYPED, frame).metrics["correct"] == 0, "in JSON a place is left out"
+
+
 def test_a_click_takes_the_box_that_its_parameters_name() -> None:
     row = sample({"action": "click", "point": [200, 300]}, sam2_bbox=[150, 250, 450, 550])
     assert true_action(row).box == (150, 250, 450, 550)
