@@ -125,8 +125,9 @@ _BETWEEN_KEYS = re.compile(r"[\s+]+|(?<=[a-z0-9])-(?=[a-z0-9])")
 
 TYPED = ("type", "select")
 """Actions whose text may have a place."""
-PLACED = ("web", "any")
-"""Spaces whose prompts ask for that place, as Mind2Web does; elsewhere text goes to the field that has the focus."""
+PLACED = ("web",)
+"""Spaces whose prompts ask for that place, as Mind2Web does; elsewhere, and in `any`, whose rows of phones have no such place, text
+goes to the field that has the focus."""
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "point": (
         "point",

@@ -58,7 +58,7 @@ _PEER_NAMES = {
     ("gui_r1", "navigate_back"): "press_back",
     ("gui_r1", "navigate_home"): "press_home",
 }
-_NO_POINT = (-100, -100)  # GUI-R1's, whatever the frame
+_NO_POINT: tuple[float, float] = (-100, -100)  # GUI-R1's, whatever the frame
 _MOST_HISTORY = 2000  # characters of history in a prompt; the newest are kept
 
 

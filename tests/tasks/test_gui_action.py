@@ -366,6 +366,12 @@ def _prompted(space: str, **said: Any) -> str:
     return json.dumps({key: said.get(key, value) for key, value in shown.items()})
 
 
+@pytest.mark.parametrize("space", ["mobile", "desktop", "any"])
+def test_gold_without_a_place_has_what_the_prompt_shows(space: str) -> None:
+    row = sample({"action": "type", "text": "abc"}, space=space)
+    assert GuiAction(space=space).gold_answer(row, context()) == _prompted(space, text="abc")
+
+
 @pytest.mark.parametrize("space", sorted(SPACES))
 @pytest.mark.parametrize("preset", PRESETS)
 def test_what_the_prompt_asks_of_a_text_is_enough(space: str, preset: str | None) -> None:
@@ -382,7 +388,7 @@ def test_what_the_prompt_asks_of_a_text_is_enough(space: str, preset: str | None
     ("space", "place", "right"),
     [
         ("web", {}, False),
-        ("any", {}, False),
+        ("any", {}, True),
         ("mobile", {}, True),
         ("desktop", {}, True),
         *((space, {"point": [30, 40]}, True) for space in sorted(SPACES)),
