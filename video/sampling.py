@@ -156,7 +156,8 @@ class FrameSampling:
         """`base` (default FrameSampling()) with the fields of `mapping`, as a row's params.video gives them.
 
         Without "kind" the field given implies it: num_frames -> uniform, timestamps -> timestamps, fps -> fps. A field of
-        `base` that does not belong to the new kind is dropped. Raises ConfigError: unknown keys, contradictions, bad values.
+        `base` that does not belong to the new kind is dropped, and a bound of `base` gives way to the other one in `mapping`.
+        Raises ConfigError: unknown keys, contradictions, bad values.
         """
         if not isinstance(mapping, Mapping):
             raise ConfigError(
@@ -188,6 +189,13 @@ class FrameSampling:
             fields["num_frames"] = None
         if kind != "timestamps":
             fields["timestamps"] = ()
+        # the other bound is of a run, which knows nothing of this row
+        for own, other, nearer in (
+            ("max_frames", "min_frames", min),
+            ("min_frames", "max_frames", max),
+        ):
+            if own in given and other not in given:
+                fields[other] = nearer(fields[other], _count(own, given[own], least=1))
         cleared = {key: None for key in ("start", "end", "num_frames") if key in mapping}
         return cls(**{**fields, **cleared, **given, "kind": kind})
 

@@ -168,7 +168,7 @@ def test_each_tower_that_is_not_trained_reads_what_is_its_own(
 def test_other_frames_are_other_entries_and_a_wrong_row_is_listed(run_file: Path) -> None:
     rows = [question(n, video=make_clip(run_file.parent, name)) for n, name in enumerate("ab")]
     # a row that another run could show: with data.video.max_frames of at least 1000
-    rows[0]["params"]["video"] = {"min_frames": 1000}
+    rows[0]["params"]["video"] = {"factor": 1000}
     (run_file.parent / "train.jsonl").write_text(
         "".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8"
     )
@@ -176,7 +176,7 @@ def test_other_frames_are_other_entries_and_a_wrong_row_is_listed(run_file: Path
     assert done.exit_code == 0 and numbers(done, "pixels") == [1, 0, 1]
     (row,) = read_jsonl(run_file.parent / "cache" / "failures.jsonl")
     assert (row["id"], row["kind"]) == ("q0", "wrong_row")
-    assert "video.min_frames of at most max_frames" in row["reason"]
+    assert "video.max_frames of at least factor 1000" in row["reason"]
     done = build(run_file, "model.freeze=[]", "data.eval=[]", "data.video.num_frames=2")
     assert numbers(done, "pixels") == [1, 0, 1]
 

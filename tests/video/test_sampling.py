@@ -391,6 +391,12 @@ def test_a_row_overrides_the_base() -> None:
     )
     assert read({"start": None}, FrameSampling(start=2.0)) == FrameSampling()
     assert read({"kind": "all"}, base) == FrameSampling("all", max_frames=64)
+    # a bound of the row, and the run's other one: a clip may be shown by fewer frames than the run's fewest
+    assert read({"max_frames": 2}) == FrameSampling(min_frames=2, max_frames=2)
+    assert read({"max_frames": 8}) == FrameSampling(max_frames=8)
+    assert read({"min_frames": 100}, base) == FrameSampling(
+        "uniform", num_frames=16, min_frames=100, max_frames=100
+    )
 
 
 @pytest.mark.parametrize(
@@ -400,6 +406,8 @@ def test_a_row_overrides_the_base() -> None:
         ({"fps": 2, "num_frames": 8}, "contradict"),
         ([1], "mapping"),
         ({1: 2}, "unknown key"),
+        ({"min_frames": 9, "max_frames": 8}, "at most max_frames"),
+        ({"max_frames": 2.5}, "video.max_frames as a whole number"),
         ({"kind": "fps", "num_frames": 8}, "belongs to kind uniform"),
     ],
 )
