@@ -121,8 +121,10 @@ def _probe(path: str) -> Any:
 
 
 def check_sampling(params: Mapping[str, Any]) -> FrameSampling:
-    """params.video with bounds of no run. Raises RowError for what no run can show, DataError for a clip's own sound."""
+    """params.video with bounds of no run. Raises DataError for what no run can show, and for a clip's own sound."""
     given = params.get("video", {})
+    if given == {}:  # most rows
+        return _ANY_RUN
     if not isinstance(given, Mapping):
         raise RowError(
             "params.video as an object", repr(given)[:80], 'write {"start": 2.0, "end": 6.5}'
@@ -134,7 +136,7 @@ def check_sampling(params: Mapping[str, Any]) -> FrameSampling:
     try:
         return FrameSampling.from_mapping(given, _ANY_RUN)
     except ConfigError as err:
-        raise RowError("params.video that says what is shown", str(err), "correct the row") from err
+        raise DataError(str(err)) from err
 
 
 def clip_facts(
@@ -143,7 +145,7 @@ def clip_facts(
     """`params` with width, height (displayed pixels) and duration (seconds of the shown part).
 
     The shown part is params.video.start .. end of the file; a folder of frames lasts as long as params.video.folder_fps says.
-    `info_of` (default mmrl.video.decode.probe) is asked only where one of the facts is missing. Raises RowError for a params.video
+    `info_of` (default mmrl.video.decode.probe) is asked only where one of the facts is missing. Raises DataError for a params.video
     that cannot be shown, MediaError for a file that cannot be read.
     """
     shown, facts = check_sampling(params), dict(params)
@@ -197,6 +199,24 @@ def _check_sampling(video: Any) -> dict[str, Any]:
     return dict(video)
 
 
+def _under(video: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """A reader's settings under a row's own, as params.video: without those that a row's take the place of (a rate of the reader
+    where the row has a number of frames). Raises DataError."""
+    if not video or not own:
+        return {**video, **own}
+    try:
+        both = FrameSampling.from_mapping(own, FrameSampling.from_mapping(video, _ANY_RUN))
+    except ConfigError as err:
+        raise DataError(str(err)) from err
+    # as `both` has it: fps only with kind fps, num_frames and the kind as they are now, bounds that do not contradict
+    kept = {
+        key: value if value == getattr(both, key) else getattr(both, key)
+        for key, value in video.items()
+        if key != "fps" or both.kind == "fps"
+    }
+    return {**{key: value for key, value in kept.items() if value is not None}, **own}
+
+
 class Clips:
     """The videos of one data set: found below `root`, probed once each, with sampling settings for all of them.
 
@@ -232,9 +252,9 @@ class Clips:
     def facts(self, path: str, params: Mapping[str, Any], /, **sampling: Any) -> dict[str, Any]:
         """`params` with width, height, duration and, unless empty, video: the set's sampling under this row's own.
 
-        Without probing the three facts are those of `params`. Raises RowError, MediaError.
+        Without probing the three facts are those of `params`. Raises DataError, MediaError.
         """
-        merged = {**self.video, **sampling}
+        merged = _under(self.video, sampling)
         known = {**params, **({"video": merged} if merged else {})}
         if self.probe or set(params) >= _FACTS:
             return clip_facts(path, known, self.info)

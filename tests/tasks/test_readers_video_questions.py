@@ -394,7 +394,7 @@ def test_a_folder_of_frames_lasts_as_long_as_its_rate_says(fixtures: dict[str, s
     )
     with pytest.raises(RowError, match=r"params\.video\.start inside the video of 2 s"):
         clip_facts(str(folder), {"video": {"folder_fps": 3, "start": 2.5}})
-    with pytest.raises(RowError, match="folder_fps"):
+    with pytest.raises(DataError, match="folder_fps"):
         clip_facts(str(folder), {"video": {"folder_fps": 0}})
 
 
