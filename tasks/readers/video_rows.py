@@ -6,13 +6,15 @@
 {"answer": "B", "time": [2.5, 7]}                  ->  {"choice", "spans"}    grounded_qa
 
 What qwen-vl-utils reads beside a video (video_start, video_end, fps, nframes, min_frames, max_frames) becomes params.video; truths
-about time count from the beginning of the part.
+about time count from the beginning of the part. fps and nframes at the top of a row are left aside with a note: they may be those
+of its file.
 
 python -c "from mmrl.tasks.readers.video_rows import read_truth; print(read_truth('temporal_grounding', '2.5 to 7'))"
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -48,8 +50,10 @@ _ALSO = {name: (name, name.removesuffix("s")) for name in ("images", "videos", "
 _QWEN = {"video_start": "start", "video_end": "end", "nframes": "num_frames"}
 """Keys of qwen-vl-utils that params.video calls otherwise."""
 _SIZES = ("min_pixels", "max_pixels", "total_pixels", "resized_height", "resized_width")
-_RATE = "fps of a row left aside: it may be that of its file, and counts beside the path alone"
-_OF_A_ROW = (*_QWEN, "min_frames", "max_frames", *_SIZES)
+_OF_A_FILE = ("fps", "nframes")
+_ASIDE = "{} of a row left aside: it may be that of its file, and counts beside the path alone"
+_OF_A_ROW = ("video_start", "video_end", "min_frames", "max_frames", *_SIZES)
+_COUNTS = ("num_frames", "min_frames", "max_frames", "factor")
 
 
 class Videos(NamedTuple):
@@ -90,7 +94,7 @@ def column_of(row: Mapping[str, Any], *names: str) -> Any:
 def refuse_sizes(entry: Mapping[str, Any], setting: str) -> None:
     """Raises RowError for a size in pixels that `entry` gives: a run shows all of its media by `setting`."""
     for key in _SIZES:
-        if entry.get(key) is not None:
+        if not _null(entry.get(key)):
             raise RowError(
                 "no size in pixels in a row",
                 f"{key!r} {entry[key]!r:.40}",
@@ -98,11 +102,26 @@ def refuse_sizes(entry: Mapping[str, Any], setting: str) -> None:
             )
 
 
+def _null(value: Any) -> bool:
+    """None, or NaN, as pandas writes it."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of params.video without nulls; whole numbers that parquet made floats, beside nulls, are whole again."""
+    return {
+        key: int(value)
+        if key in _COUNTS and isinstance(value, float) and value.is_integer()
+        else value
+        for key, value in given.items()
+        if not _null(value)
+    }
+
+
 def _sampling(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of qwen-vl-utils, or of params.video, as params.video has them. Raises RowError for any other."""
     refuse_sizes(entry, "data.video.max_pixels")
-    given = [{_QWEN.get(key, key): v} for key, v in entry.items() if v is not None]
-    found = _one(given)
+    found = _one([_plain({_QWEN.get(key, key): value}) for key, value in entry.items()])
     for key in found:
         if key not in SAMPLING:
             raise RowError(
@@ -137,7 +156,7 @@ def videos_of(value: Any, row: Mapping[str, Any], shown: Any = None) -> Videos:
         raise RowError(
             "params.video as an object", repr(shown)[:80], 'write {"start": 2.0, "end": 6.5}'
         )
-    own = {key: v for key, v in (shown or {}).items() if v is not None}
+    own = _plain(shown or {})
     if own and not names:
         raise RowError(
             "a video, because params.video says how it is shown", "none", "name it, or remove them"
@@ -151,7 +170,8 @@ def videos_of(value: Any, row: Mapping[str, Any], shown: Any = None) -> Videos:
             repr(parts[: len(names)])[:120],
             "give them the same keys, or cut them into files of their own",
         )
-    return Videos(names, _one(parts), (_RATE,) if names and row.get("fps") is not None else ())
+    aside = [key for key in _OF_A_FILE if names and not _null(row.get(key))]
+    return Videos(names, _one(parts), tuple(_ASIDE.format(key) for key in aside))
 
 
 def _one(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -431,14 +431,21 @@ def test_what_qwen_vl_utils_reads_beside_a_video_is_shown(
         "video": "videos/1.mp4",
         "video_start": 1,
         "video_end": None,
-        "nframes": 4,
+        "nframes": 4000,
         "fps": 25,
+        "min_frames": 4.0,
+        "max_pixels": float("nan"),
     }
     readout = _read(own, name, top, video={"max_frames": 8})
-    assert readout.samples[0].params["video"] == {"start": 1, "num_frames": 4, "max_frames": 8}
+    assert readout.samples[0].params["video"] == {"start": 1, "min_frames": 4, "max_frames": 8}
     assert readout.samples[0].params["duration"] == 2.0
-    (note,) = readout.notes
-    assert "fps of a row" in note
+    # facts of a file, perhaps: nframes would show all of its frames
+    assert [note.split(" left")[0] for note in readout.notes] == ["fps of a row", "nframes of a row"]
+    # parquet writes whole numbers beside nulls as floats, pandas nulls as NaN
+    nan = float("nan")
+    entry = {"video": "videos/1.mp4", "nframes": 8.0, "video_start": nan, "max_pixels": nan}
+    (sample,) = _read(own, name, {**_ROWS[name], "videos": [entry], "video_end": nan})
+    assert sample.params["video"] == {"num_frames": 8}
 
 
 @pytest.mark.parametrize(
