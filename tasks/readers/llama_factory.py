@@ -8,8 +8,8 @@ Each row is one question: an optional system message (kept in params.system), a 
 inside <answer> where there are such tags, is the truth. The number of <image> placeholders must equal that of the pictures, that
 of <video> placeholders that of the videos. Rows with audio are errors, or left out with `images_only`.
 A data file without dataset_info.json beside it has LLaMA-Factory's default columns and tags; or `messages` with role and
-content, as ms-swift, TRL and OpenAI write them. The truth is in `solution` where a row has it, whatever its assistant says (an old
-answer: ms-swift's rewards read `solution` alone). Its media are in `images` or
+content, as ms-swift, TRL and OpenAI write them. The truth of `messages` is in `solution` where that is an answer of the task, whatever
+the assistant says (an old answer: ms-swift's rewards read `solution` alone); of `conversations`, where no assistant speaks. Its media are in `images` or
 `image`, `videos` or `video`, with placeholders or, as in ms-swift, without. A row's `problem_type` (or the column `type_key`) names
 its task; without it the task asked for holds.
 
@@ -18,8 +18,10 @@ its task; without it the task asked for holds.
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -189,10 +191,10 @@ class _Asked(NamedTuple):
     """A row's words, and the media that its question names itself (see _shown)."""
 
     question: str
-    answer: str
+    said: str | None  # by the assistant
+    solution: Any
     system: str | None
     shown: dict[str, list[Any]]
-    notes: list[str]
 
 
 def _conversation(row: Mapping[str, Any], chosen: _Set) -> _Asked:
@@ -222,10 +224,12 @@ def _conversation(row: Mapping[str, Any], chosen: _Set) -> _Asked:
     if turns and turns[0][tags["role_tag"]] == tags["system_tag"]:
         system, turns = turns[0][tags["content_tag"]], turns[1:]
     roles = [turn[tags["role_tag"]] for turn in turns]
-    content, notes = tags["content_tag"], list[str]()
-    # of rows for reinforcement learning
-    truth = None if chosen.described else row.get("solution")
-    if truth is not None and roles == [tags["user_tag"]]:
+    content = tags["content_tag"]
+    # of rows for reinforcement learning; beside an assistant of `conversations` it is some other column
+    solution = None
+    if not chosen.described and (tags is _OPENAI or roles == [tags["user_tag"]]):
+        solution = _solution(row.get("solution"))
+    if solution is not None and roles == [tags["user_tag"]]:
         roles.append(tags["assistant_tag"])
     if roles != [tags["user_tag"], tags["assistant_tag"]]:
         known = [
@@ -242,16 +246,48 @@ def _conversation(row: Mapping[str, Any], chosen: _Set) -> _Asked:
             fix,
         )
     question, shown = _shown(turns[0][content])
-    said = words_of(turns[1][content]) if len(turns) > 1 else truth
-    if truth is not None and truth != said:
-        notes.append("truth of 'solution', not what the assistant says")
+    said = words_of(turns[1][content]) if len(turns) > 1 else None
+    if solution is None or (isinstance(said, str) and said.strip()):
+        said = text_of(said, content)
+    else:  # nothing
+        said = None
     return _Asked(
         text_of(question, content),
-        text_of(said, content) if truth is None else text_of(truth, "solution"),
+        said,
+        solution,
         text_of(words_of(system), "system") if system else None,
         shown,
-        notes,
     )
+
+
+def _solution(value: Any) -> Any:
+    """A row's solution: numbers as text, None for nothing."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    if isinstance(value, str):
+        return value.strip() or None
+    if isinstance(value, float) and value.is_integer():  # parquet's, beside nulls
+        value = int(value)
+    return json.dumps(value) if isinstance(value, (bool, int, float)) else value
+
+
+def _truth(asked: _Asked, read: Callable[[Any], Any]) -> tuple[Any, list[str]]:
+    """(the truth of a row as `read` has it, notes): its solution, unless that is no answer of the task and the assistant's is (a
+    worked solution). Raises RowError."""
+    if asked.solution is None or asked.said is None:
+        return read(asked.said if asked.solution is None else asked.solution), []
+    said, wrong = None, None
+    try:
+        said = read(asked.said)
+    except RowError as err:
+        wrong = err
+    try:
+        truth = read(asked.solution)
+    except RowError:
+        if wrong:
+            raise
+        return said, ["truth of the assistant, 'solution' is no answer of the task"]
+    return truth, [] if truth == said else ["truth of 'solution', not what the assistant says"]
 
 
 def _shown(content: Any) -> tuple[Any, dict[str, list[Any]]]:
@@ -366,7 +402,7 @@ def read_llama_factory(
             kind = row.get(type_key)
             own = routes.task_of(kind)
             asked = _conversation(row, chosen)
-            text, answer, system = asked.question, asked.answer, asked.system
+            text, system = asked.question, asked.system
             videos, values = _media(row, chosen, asked, images_only)
             text, videos = marked(text, videos, len(values))
             question = ask(
@@ -383,18 +419,23 @@ def read_llama_factory(
                 **type_params(own, kind),
                 **({"system": system} if system else {}),
             }
-            if asked.notes:
-                params["adjusted"] = [*media.params.get("adjusted", ()), *asked.notes]
             if own in ("choice", "spatial"):
                 question, behind = split_options(question)
                 options = options_in(row.get("options") or behind)
                 params |= {"options": options} if options else {}
+
+            def read(answer: Any) -> Any:
+                return check(own, read_truth(own, answer), box_frame, media.sizes, params)
+
+            truth, notes = _truth(asked, read)
+            if notes:
+                params["adjusted"] = [*params.get("adjusted", ()), *notes]
             yield Sample(
                 id=row_id(row.get("id"), f"{file.stem}-{number}"),
                 task=own,
                 source=chosen.name,
                 question=question,
-                answer=check(own, read_truth(own, answer), box_frame, media.sizes, params),
+                answer=truth,
                 images=media.images,
                 videos=media.videos,
                 params=params,

@@ -367,7 +367,7 @@ def test_messages_of_openai_and_ms_swift_need_no_dataset_info(
 
 
 @pytest.mark.parametrize("tags", [("role", "content"), ("from", "value")])
-def test_the_truth_is_the_solution_whatever_an_old_answer_says(
+def test_the_truth_of_messages_is_the_solution_whatever_an_old_answer_says(
     tmp_path: Path, tags: tuple[str, str]
 ) -> None:
     who, what = tags
@@ -377,18 +377,30 @@ def test_the_truth_is_the_solution_whatever_an_old_answer_says(
     rows = [
         {column: [asked, said], "solution": "red"},
         {column: [asked], "solution": "red"},
-        {column: [asked, said], "solution": "blue"},
+        {column: [asked, said], "solution": "<answer>blue</answer>"},
         {column: [asked, said], "solution": None},
         {column: [asked, said]},
+        {column: [asked, said], "solution": " "},
+        {column: [asked, said], "solution": float("nan")},
+        {column: [asked, said], "solution": {"text": "red"}},
+        {column: [asked], "solution": 4},
         {column: [asked], "solution": None},
-        {column: [asked, said], "solution": ["red"]},
+        {column: [asked], "solution": {"text": "red"}},
     ]
     path = tmp_path / "rows.json"
     path.write_text(json.dumps(rows))
     readout = read_any(path, "llama_factory", on_error="record")
-    assert [s.answer for s in readout] == ["red", "red", "blue", "blue", "blue"]
-    assert readout.notes == {"truth of 'solution', not what the assistant says": 1}
-    assert [(r.row, "'solution'" in r.reason) for r in readout.rejected] == [(6, False), (7, True)]
+    first = "red" if column == "messages" else "blue"
+    assert [s.answer for s in readout] == [first, "red", *["blue"] * 6, "4"]
+    assert dict(readout.notes) == (
+        {
+            "truth of 'solution', not what the assistant says": 1,
+            "truth of the assistant, 'solution' is no answer of the task": 1,
+        }
+        if column == "messages"
+        else {}
+    )
+    assert [r.row for r in readout.rejected] == [10, 11]
     # a description says which turn is the truth
     tag = {"role_tag": who, "content_tag": what, "user_tag": asked[who], "assistant_tag": said[who]}
     columns = {"messages": column}
@@ -399,6 +411,41 @@ def test_the_truth_is_the_solution_whatever_an_old_answer_says(
 
 
 TURNS = [{"from": "human", "value": "<image>q"}, {"from": "gpt", "value": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("task", "said", "solution", "truth", "notes"),
+    [
+        ("numeric", "<answer>4</answer>", "Two plus two is 4.", "4", ["truth of the assistant"]),
+        ("numeric", "<answer>5</answer>", 4, "4", ["truth of 'solution'"]),
+        ("numeric", "<answer>4</answer>", 4.0, "4", []),
+        ("grounding", "[1, 2, 30, 40]", [1, 2, 30, 40], [1, 2, 30, 40], []),
+        ("grounding", "here: [9, 9, 30, 40]", "[1, 2, 30, 40]", [1, 2, 30, 40], ["truth of 'so"]),
+        ("open_text", "", "red", "red", []),
+    ],
+)
+def test_a_solution_is_the_truth_where_it_is_an_answer_of_the_task(
+    tmp_path: Path,
+    fixtures: dict[str, str],
+    task: str,
+    said: str,
+    solution: Any,
+    truth: Any,
+    notes: list[str],
+) -> None:
+    picture = Path(fixtures["llama_factory"]) / "images/scene.png"
+    turns = [{"role": "user", "content": "How?"}, {"role": "assistant", "content": said}]
+    row = {"messages": turns, "images": [str(picture)], "solution": solution}
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([row]))
+    readout = read_any(path, "llama_factory", task=task)
+    assert readout.samples[0].answer == truth
+    assert [note[: len(start)] for note, start in zip(readout.notes, notes, strict=True)] == notes
+    wrong = [turns[0], {"role": "assistant", "content": "neither"}]
+    path.write_text(json.dumps([{**row, "messages": wrong, "solution": "nor this"}]))
+    if task != "open_text":
+        with pytest.raises(DataError, match="nor this"):
+            read_any(path, "llama_factory", task=task)
 
 
 @pytest.mark.parametrize(

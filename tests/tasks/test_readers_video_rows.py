@@ -440,7 +440,10 @@ def test_what_qwen_vl_utils_reads_beside_a_video_is_shown(
     assert readout.samples[0].params["video"] == {"start": 1, "min_frames": 4, "max_frames": 8}
     assert readout.samples[0].params["duration"] == 2.0
     # facts of a file, perhaps: nframes would show all of its frames
-    assert [note.split(" left")[0] for note in readout.notes] == ["fps of a row", "nframes of a row"]
+    assert [note.split(" left")[0] for note in readout.notes] == [
+        "fps of a row",
+        "nframes of a row",
+    ]
     # parquet writes whole numbers beside nulls as floats, pandas nulls as NaN
     nan = float("nan")
     entry = {"video": "videos/1.mp4", "nframes": 8.0, "video_start": nan, "max_pixels": nan}
