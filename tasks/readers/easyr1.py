@@ -93,9 +93,10 @@ def read_easyr1(
 
         def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
             own = routes.task_of(row.get("problem_type"))
-            values = listed(column_of(row, images_key))
-            videos = videos_of(column_of(row, videos_key), row)
-            if column_of(row, "audios"):
+            notes = list[str]()
+            values = listed(column_of(row, images_key, notes=notes))
+            videos = videos_of(column_of(row, videos_key, notes=notes), row, notes=notes)
+            if column_of(row, "audios", notes=notes):
                 refuse_video("a row with audios", images_only)
             if images_only and (videos.names or row.get("data_type") == "video"):
                 refuse_video("a row with a video", True)

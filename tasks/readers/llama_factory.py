@@ -8,8 +8,9 @@ Each row is one question: an optional system message (kept in params.system), a 
 inside <answer> where there are such tags, is the truth. The number of <image> placeholders must equal that of the pictures, that
 of <video> placeholders that of the videos. Rows with audio are errors, or left out with `images_only`.
 A data file without dataset_info.json beside it has LLaMA-Factory's default columns and tags; or `messages` with role and
-content, as ms-swift, TRL and OpenAI write them. The truth of `messages` is in `solution` where that is an answer of the task, whatever
-the assistant says (an old answer: ms-swift's rewards read `solution` alone); of `conversations`, where no assistant speaks. Its media are in `images` or
+content, as ms-swift, TRL and OpenAI write them. The truth of `messages` is in `solution`
+where that is an answer of the task, whatever the assistant says (an old answer: ms-swift's rewards read `solution` alone); of
+`conversations`, where no assistant speaks. Media are in `images` or
 `image`, `videos` or `video`, with placeholders or, as in ms-swift, without. A row's `problem_type` (or the column `type_key`) names
 its task; without it the task asked for holds.
 
@@ -51,8 +52,10 @@ from mmrl.tasks.readers.video_rows import (
     Videos,
     ask,
     column_of,
+    empty,
     load_media,
     marked,
+    one_of,
     read_truth,
     refuse_sizes,
     videos_of,
@@ -339,9 +342,13 @@ def _media(
 ) -> tuple[Videos, list[Any]]:
     """(videos, pictures as they stand) of a row. Raises RowError, SkipRow."""
 
+    notes = list[str]()
+
     def column(medium: str) -> Any:
         name = chosen.columns[medium]
-        return column_of(row, name) if not chosen.described else row.get(name) if name else None
+        if chosen.described:
+            return row.get(name) if name else None
+        return column_of(row, name, notes=notes)
 
     if column("audios") or "<audio>" in asked.question:
         refuse_video("a row with audios", images_only)
@@ -352,14 +359,14 @@ def _media(
                 "none",
                 "name the pictures' column" if medium == "images" else "name the videos' column",
             )
-        if asked.shown[medium] and listed(column(medium)) not in ([], asked.shown[medium]):
-            raise RowError(
-                f"the row's {medium} in its message or in a column",
-                "both, which differ",
-                "name them in one place",
-            )
-    images, videos = (asked.shown[medium] or column(medium) for medium in ("images", "videos"))
-    clips = videos_of(videos, row)
+
+    def media(medium: str) -> Any:
+        places = {f"{medium} of the message": asked.shown[medium], medium: column(medium)}
+        named = {place: value for place, value in places.items() if not empty(value)}
+        return one_of(named, notes) if asked.shown[medium] else places[medium]
+
+    images, videos = media("images"), media("videos")
+    clips = videos_of(videos, row, notes=notes)
     if clips.names and images_only:
         refuse_video("a row with videos", True)
     return clips, listed(images)

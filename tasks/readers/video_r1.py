@@ -49,6 +49,7 @@ from mmrl.tasks.readers.video_rows import (
     Videos,
     ask,
     column_of,
+    empty,
     load_media,
     read_truth,
     videos_of,
@@ -61,26 +62,28 @@ __all__ = ["read_video_r1"]
 
 def _names(row: Mapping[str, Any], images_only: bool) -> tuple[Videos, list[Any]]:
     """(videos, names of pictures) of a row; none for a text question. Raises RowError, SkipRow."""
-    kind, clips = row.get("data_type"), column_of(row, "videos")
-    if column_of(row, "audios"):
+    notes = list[str]()
+    kind, clips = row.get("data_type"), not empty(column_of(row, "videos", notes=[]))
+    if column_of(row, "audios", notes=notes):
         refuse_video("a row with audios", images_only)
     if kind == "video" or (kind is None and clips):
         if images_only:
             refuse_video("a row with a video", True)
-        videos = videos_of(column_of(row, "path", "videos"), row)
+        pictures = listed(column_of(row, "image_path", "images", notes=notes) or None)
+        videos = videos_of(column_of(row, "path", "videos", notes=notes), row, notes=notes)
         if not videos.names:
             raise RowError("'path' with the row's video", repr(row.get("path"))[:60], "add it")
-        return videos, listed(column_of(row, "image_path", "images") or None)
+        return videos, pictures
     if kind not in ("image", "text", "image-text", None):
         raise RowError("data_type image, text or video", repr(kind)[:60], "correct the row")
     if clips:
         raise RowError(
             "data_type video, because the row names a video", repr(kind), "correct the row"
         )
-    names = listed(column_of(row, "path", "image_path", "images") or None)
+    names = listed(column_of(row, "path", "image_path", "images", notes=notes) or None)
     if kind == "image" and not names:
         raise RowError("'path' with the row's picture", repr(row.get("path"))[:60], "add it")
-    return Videos([], {}), names
+    return Videos([], {}, tuple(notes)), names
 
 
 def _options(row: Mapping[str, Any], question: str) -> tuple[str, list[str]]:

@@ -15,6 +15,7 @@ python -c "from mmrl.tasks.readers.video_rows import read_truth; print(read_trut
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -32,8 +33,10 @@ __all__ = [
     "Videos",
     "ask",
     "column_of",
+    "empty",
     "load_media",
     "marked",
+    "one_of",
     "read_truth",
     "refuse_sizes",
     "videos_of",
@@ -53,6 +56,8 @@ _SIZES = ("min_pixels", "max_pixels", "total_pixels", "resized_height", "resized
 _OF_A_FILE = ("fps", "nframes")
 _ASIDE = "{} of a row left aside: it may be that of its file, and counts beside the path alone"
 _OF_A_ROW = ("video_start", "video_end", "min_frames", "max_frames", *_SIZES)
+_A_MEDIUM = ("path", "video", "image", "url", "bytes", "type")
+"""Keys of an entry that name it."""
 _COUNTS = ("num_frames", "min_frames", "max_frames", "factor")
 
 
@@ -74,21 +79,64 @@ class Media(NamedTuple):
     params: dict[str, Any]
 
 
-def column_of(row: Mapping[str, Any], *names: str) -> Any:
-    """What a row holds under one of `names`, or under `image`, `video` or `audio` for their plurals; None for nothing. Raises
-    RowError where two of them hold different media: one would not be shown."""
-    keys = [key for name in names for key in _ALSO.get(name, (name,))]
-    there = {key: row[key] for key in keys if row.get(key) is not None}
+def column_of(row: Mapping[str, Any], *names: str, notes: list[str]) -> Any:
+    """What a row holds under one of `names`, or under `image`, `video` or `audio` for their plurals; None for nothing. Of several
+    see `one_of`, which may add to `notes`."""
+    keys = dict.fromkeys(key for name in names for key in _ALSO.get(name, (name,)))
+    there = {key: row[key] for key in keys if key in row and not empty(row[key], words=False)}
     # an empty name is its reader's to judge, unless another column has one
-    filled = {key: value for key, value in there.items() if value not in ("", [])}
-    media = next(iter((filled or there).values()), None)
-    if any(listed(value) != listed(media) for value in filled.values()):
+    filled = {key: value for key, value in there.items() if not empty(value)}
+    return one_of(filled or there, notes)
+
+
+def empty(value: Any, words: bool = True) -> bool:
+    """Whether a column holds nothing: null, NaN or, with `words`, blank text; also a list or an object of nothing else."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return all(empty(part, words) for part in value)
+    return _null(value) or (words and isinstance(value, str) and not value.strip())
+
+
+def one_of(there: Mapping[str, Any], notes: list[str]) -> Any:
+    """The media of the one of several places that names all media of the others (a preview beside a list), else of the first,
+    with a note; None without places. Raises RowError where others name more than the first, or say how theirs are shown."""
+    if len(there) < 2:
+        return next(iter(there.values()), None)
+    names = {place: [_name(item) for item in listed(value)] for place, value in there.items()}
+    said = {place: _said(value) for place, value in there.items()}
+    every = [name for found in names.values() for name in found]
+    whole = [place for place, found in names.items() if all(name in found for name in every)]
+    first = max(whole, key=lambda place: len(said[place])) if whole else next(iter(there))
+    others = [place for place in there if place != first]
+    if any(len(names[place]) > len(names[first]) or said[place] - said[first] for place in others):
         raise RowError(
-            f"the row's media under one of {', '.join(keys)}",
-            f"{' and '.join(filled)}, which differ",
+            f"the row's media in one of {', '.join(there)}",
+            f"{' and '.join(there)}, which differ",
             "remove one of them, or map the columns that are meant (reader.columns)",
         )
-    return media
+    if not whole:
+        notes.append(f"{' and '.join(others)} left aside: other media than in {first}")
+    return there[first]
+
+
+def _name(item: Any) -> Any:
+    """A medium's name, in one spelling; the bytes of one without a name."""
+    if isinstance(item, Mapping):
+        keys = ("path", "video", "image", "url", "bytes")
+        item = next((item[key] for key in keys if not empty(item.get(key))), None)
+    return os.path.normpath(item) if isinstance(item, str) else item
+
+
+def _said(value: Any) -> set[tuple[str, str]]:
+    """What entries of a column say beside the names of their media."""
+    entries = [item for item in listed(value) if isinstance(item, Mapping)]
+    return {
+        (key, repr(v))
+        for entry in entries
+        for key, v in entry.items()
+        if key not in _A_MEDIUM and not _null(v)
+    }
 
 
 def refuse_sizes(entry: Mapping[str, Any], setting: str) -> None:
@@ -132,14 +180,14 @@ def _sampling(entry: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def videos_of(value: Any, row: Mapping[str, Any], shown: Any = None) -> Videos:
+def videos_of(
+    value: Any, row: Mapping[str, Any], shown: Any = None, notes: Sequence[str] = ()
+) -> Videos:
     """The videos of a column with one or a list of them; a video may be a path, or {"path"} or {"video"} with keys of
     qwen-vl-utils or of params.video beside it. Keys of qwen-vl-utils at the top of `row` count as well, and `shown`, the row's own
-    params.video. Raises RowError."""
+    params.video; `notes` are of what was done to the row before. Raises RowError."""
     names, parts = [], []
-    for item in (
-        [] if value in (None, "", []) else value if isinstance(value, (list, tuple)) else [value]
-    ):
+    for item in [] if value == "" or empty(value, words=False) else listed(value):
         entry = item if isinstance(item, Mapping) else {"path": item}
         name = entry.get("path", entry.get("video"))
         if not isinstance(name, str) or not name.strip():
@@ -171,7 +219,7 @@ def videos_of(value: Any, row: Mapping[str, Any], shown: Any = None) -> Videos:
             "give them the same keys, or cut them into files of their own",
         )
     aside = [key for key in _OF_A_FILE if names and not _null(row.get(key))]
-    return Videos(names, _one(parts), tuple(_ASIDE.format(key) for key in aside))
+    return Videos(names, _one(parts), (*notes, *(_ASIDE.format(key) for key in aside)))
 
 
 def _one(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -205,11 +253,11 @@ def load_media(
     # all of them: a missing second picture is an error as well
     sizes = [size_of(image) for image in images]
     paths = tuple(resolve_video(name, clips.root) for name in videos.names)
+    noted = {"adjusted": list(videos.notes)} if videos.notes else {}
     if not paths:
-        return Media((), tuple(images), sizes, size_params(sizes))
+        return Media((), tuple(images), sizes, {**size_params(sizes), **noted})
     facts = [clips.facts(path, {}, **videos.shown) for path in paths]
     known = [(f["width"], f["height"]) for f in facts if "width" in f]
-    noted = {"adjusted": list(videos.notes)} if videos.notes else {}
     return Media(paths, tuple(images), known, {**facts[0], **noted})
 
 

@@ -117,9 +117,11 @@ def read_vlm_r1(
 
     def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
         own = routes.task_of(_kind(row))
-        images = [resolve_image(name, root) for name in listed(column_of(row, "images"))]
-        videos = videos_of(column_of(row, "videos"), row)
-        if column_of(row, "audios"):
+        notes = list[str]()
+        pictures = listed(column_of(row, "image", "images", notes=notes))
+        images = [resolve_image(name, root) for name in pictures]
+        videos = videos_of(column_of(row, "video", "videos", notes=notes), row, notes=notes)
+        if column_of(row, "audios", notes=notes):
             refuse_video("a row with audios", images_only)
         if not images and not videos.names and own in (*_BOX_TASKS, "detection"):
             raise RowError("at least one picture in 'image'", "none", "name the picture")

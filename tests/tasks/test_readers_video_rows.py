@@ -330,12 +330,66 @@ def test_one_video_or_picture_may_stand_under_its_singular(own: Path, name: str)
 
 @pytest.mark.parametrize("name", _ROWS)
 def test_media_that_would_not_be_shown_are_errors(own: Path, name: str) -> None:
-    row = {**_ROWS[name], "video": "videos/1.mp4", "videos": ["videos/2.mp4"]}
+    row = {**_ROWS[name], "video": ["videos/1.mp4"], "videos": ["videos/1.mp4", "videos/2.mp4"]}
+    if name == "easyr1":
+        row["problem"] = "<video><video>What moves?"
+    shutil.copy(own.with_name("videos") / "1.mp4", own.with_name("videos") / "2.mp4")
+    (sample,) = _read(own, name, row)
+    assert len(sample.videos) == 2
+    row |= {"video": ["videos/3.mp4", "videos/2.mp4", "videos/1.mp4"], "videos": ["videos/4.mp4"]}
+    if name == "vlm_r1":  # whose first column is the other one
+        row |= {"video": row["videos"], "videos": row["video"]}
     with pytest.raises(DataError, match=r"row 1: .*found videos? and videos?, which differ"):
         _read(own, name, row)
     for key in ("audio", "audios"):
         with pytest.raises(DataError, match=r"row 1: .*found a row with audios"):
             _read(own, name, {**_ROWS[name], key: "a.wav"})
+
+
+_NAN = float("nan")
+
+
+@pytest.mark.parametrize("name", _ROWS)
+def test_one_medium_may_have_two_spellings_or_columns(own: Path, name: str) -> None:
+    shutil.copy(own.with_name("scene.png"), own.with_name("other.png"))
+    nothing = {"bytes": None, "path": None}
+    two = ["scene.png", "other.png"]
+    for media, images, videos, counted in (
+        ({"video": "./videos/1.mp4", "videos": ["videos/1.mp4"]}, [], ["1.mp4"], 0),
+        ({"video": "videos/1.mp4", "videos": [{"video": "videos/1.mp4"}]}, [], ["1.mp4"], 0),
+        ({"image": "scene.png", "images": two}, two, [], 0),
+        ({"images": ["scene.png"], "image": nothing}, ["scene.png"], [], 0),
+        ({"images": ["scene.png"], "image": _NAN, "videos": [None]}, ["scene.png"], [], 0),
+        ({"images": [None], "image": "scene.png", "video": _NAN}, ["scene.png"], [], 0),
+        ({"images": ["scene.png"], "image": "other.png"}, ["scene.png"], [], 1),
+    ):
+        row = {**_ROWS[name], **media}
+        if name == "vlm_r1" and counted:
+            row |= {"images": "other.png", "image": "scene.png"}
+        if name == "easyr1":
+            marks = "<image>" * len(images) + "<video>" * len(videos)
+            row["problem"] = f"{marks}What moves?"
+        readout = _read(own, name, row)
+        (sample,) = readout
+        assert [Path(path).name for path in sample.images] == images
+        assert [Path(path).name for path in sample.videos] == videos
+        assert len(readout.notes) == counted and all("left aside" in n for n in readout.notes)
+    # what one of them says of how it is shown is not lost
+    row = {"video": "videos/1.mp4", "videos": [{"video": "videos/1.mp4", "fps": 1.0}]}
+    (sample,) = _read(own, name, {**_ROWS[name], **row})
+    assert sample.params["video"] == {"fps": 1.0}
+    row["video"] = {"video": "videos/1.mp4", "fps": 2.0}
+    with pytest.raises(DataError, match="which differ"):
+        _read(own, name, {**_ROWS[name], **row})
+
+
+def test_video_r1_takes_the_path_of_a_row_first(own: Path) -> None:
+    shutil.copy(own.with_name("scene.png"), own.with_name("other.png"))
+    row = {**_ROWS["video_r1"], "data_type": "image", "path": "scene.png"}
+    for media in ({"image_path": "other.png"}, {"images": ["other.png"]}):
+        readout = _read(own, "video_r1", {**row, **media, "video": _NAN})
+        assert [Path(path).name for path in readout.samples[0].images] == ["scene.png"]
+        assert "left aside: other media than in path" in next(iter(readout.notes))
 
 
 def test_video_r1_takes_a_clip_for_none_but_a_video(own: Path) -> None:
@@ -348,16 +402,20 @@ def test_video_r1_takes_a_clip_for_none_but_a_video(own: Path) -> None:
     assert len(sample.videos) == len(sample.images) == 1
 
 
-def test_a_message_and_a_column_may_not_name_different_media(own: Path) -> None:
-    row = _messages(
-        [{"type": "video", "video": "videos/1.mp4"}, {"type": "text", "text": "What moves?"}]
-    )
-    (sample,) = _read(own, "ms_swift", {**row, "videos": ["videos/1.mp4"]})
-    assert len(sample.videos) == 1
-    with pytest.raises(
-        DataError, match=r"videos in its message or in a column, found both, which differ"
-    ):
-        _read(own, "ms_swift", {**row, "videos": ["videos/2.mp4"]})
+def test_a_message_goes_before_the_column_of_its_row(own: Path) -> None:
+    asked = {"type": "text", "text": "What moves?"}
+    row = _messages([{"type": "video", "video": "videos/1.mp4", "fps": 1.0}, asked])
+    for path, counted in (("videos/1.mp4", 0), ("./videos/1.mp4", 0), ("videos/2.mp4", 1)):
+        readout = _read(own, "ms_swift", {**row, "videos": [path]})
+        (sample,) = readout
+        assert [Path(path).name for path in sample.videos] == ["1.mp4"]
+        assert sample.params["video"] == {"fps": 1.0} and len(readout.notes) == counted
+    with pytest.raises(DataError, match=r"videos of the message and videos, which differ"):
+        _read(own, "ms_swift", {**row, "videos": ["videos/2.mp4", "videos/3.mp4"]})
+    row = _messages([{"type": "image", "image": "scene.png"}, asked])
+    for images in ([{"path": "scene.png", "bytes": None}], [None]):
+        readout = _read(own, "ms_swift", {**row, "images": images})
+        assert len(readout.samples[0].images) == 1 and not readout.notes
 
 
 # what is shown of a clip
