@@ -6,18 +6,20 @@
 {"answer": "B", "time": [2.5, 7]}                  ->  {"choice", "spans"}    grounded_qa
 
 What qwen-vl-utils reads beside a video (video_start, video_end, fps, nframes, min_frames, max_frames) becomes params.video; truths
-about time count from the beginning of the part. fps and nframes at the top of a row are left aside with a note: they may be those
-of its file.
+about time count from the beginning of the part. fps and nframes at the top of a row, or both beside a path, are left aside with a
+note: they may be those of its file; so are keys that say nothing of how it is shown.
 
 python -c "from mmrl.tasks.readers.video_rows import read_truth; print(read_truth('temporal_grounding', '2.5 to 7'))"
 """
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from mmrl.errors import did_you_mean
@@ -52,12 +54,13 @@ _ALSO = {name: (name, name.removesuffix("s")) for name in ("images", "videos", "
 """Columns that data have under either name; ms-swift takes both."""
 _QWEN = {"video_start": "start", "video_end": "end", "nframes": "num_frames"}
 """Keys of qwen-vl-utils that params.video calls otherwise."""
+_HOW = (*_QWEN, *SAMPLING)
 _SIZES = ("min_pixels", "max_pixels", "total_pixels", "resized_height", "resized_width")
 _OF_A_FILE = ("fps", "nframes")
 _ASIDE = "{} of a row left aside: it may be that of its file, and counts beside the path alone"
 _OF_A_ROW = ("video_start", "video_end", "min_frames", "max_frames", *_SIZES)
-_A_MEDIUM = ("path", "video", "image", "url", "bytes", "type")
-"""Keys of an entry that name it."""
+_A_VIDEO = ("path", "video", "bytes", "type")
+"""Keys of an entry that name it; bytes beside a path are those of the file."""
 _COUNTS = ("num_frames", "min_frames", "max_frames", "factor")
 
 
@@ -129,13 +132,13 @@ def _name(item: Any) -> Any:
 
 
 def _said(value: Any) -> set[tuple[str, str]]:
-    """What entries of a column say beside the names of their media."""
+    """What entries of a column say of how their media are shown."""
     entries = [item for item in listed(value) if isinstance(item, Mapping)]
     return {
         (key, repr(v))
         for entry in entries
         for key, v in entry.items()
-        if key not in _A_MEDIUM and not _null(v)
+        if key in (*_HOW, *_SIZES) and not _null(v)
     }
 
 
@@ -166,18 +169,39 @@ def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _sampling(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of qwen-vl-utils, or of params.video, as params.video has them. Raises RowError for any other."""
+@lru_cache(maxsize=256)
+def _nearly(key: str) -> bool:
+    """Whether a key is a misspelt one; nearer than did_you_mean asks for: "name" is no nframes."""
+    return bool(difflib.get_close_matches(key.lower(), _HOW, cutoff=0.85))
+
+
+def _sampling(entry: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Keys of qwen-vl-utils, or of params.video, as params.video has them; what is left aside of others goes into `notes`. Raises
+    RowError for a key that is nearly one of them."""
     refuse_sizes(entry, "data.video.max_pixels")
-    found = _one([_plain({_QWEN.get(key, key): value}) for key, value in entry.items()])
-    for key in found:
-        if key not in SAMPLING:
+    given = {key: value for key, value in entry.items() if not _null(value)}
+    rate = given.get("fps")
+    if (
+        isinstance(rate, (list, tuple)) and len(rate) == 1
+    ):  # processors of Qwen2.5-VL: one per video
+        given["fps"] = rate[0]
+    for key in [key for key in given if key not in _HOW]:
+        if _nearly(str(key)):
             raise RowError(
-                f"a path and of {', '.join((*_QWEN, *SAMPLING))} what says how a video is shown",
+                f"a path and, for how the video is shown, {', '.join(_HOW)}",
                 repr(key)[:60],
-                f"remove it.{did_you_mean(str(key), (*_QWEN, *SAMPLING))}",
+                f"correct the key, or remove it.{did_you_mean(str(key), _HOW)}",
             )
-    return found
+        del given[key]
+        notes.append(f"{key!r:.60} of a video left aside: it says nothing of how that is shown")
+    # qwen-vl-utils takes either: both are those of the file
+    if set(_OF_A_FILE) <= set(given):
+        for key in _OF_A_FILE:
+            del given[key]
+        notes.append(
+            "fps and nframes of a video left aside: together they may be those of its file"
+        )
+    return _one([_plain({_QWEN.get(key, key): value}) for key, value in given.items()])
 
 
 def videos_of(
@@ -186,10 +210,11 @@ def videos_of(
     """The videos of a column with one or a list of them; a video may be a path, or {"path"} or {"video"} with keys of
     qwen-vl-utils or of params.video beside it. Keys of qwen-vl-utils at the top of `row` count as well, and `shown`, the row's own
     params.video; `notes` are of what was done to the row before. Raises RowError."""
-    names, parts = [], []
+    names, parts, aside = [], [], list(notes)
     for item in [] if value == "" or empty(value, words=False) else listed(value):
         entry = item if isinstance(item, Mapping) else {"path": item}
-        name = entry.get("path", entry.get("video"))
+        # parquet gives every entry the keys of all
+        name = entry.get("video") if _null(entry.get("path")) else entry["path"]
         if not isinstance(name, str) or not name.strip():
             raise RowError(
                 "a path to a video",
@@ -197,9 +222,7 @@ def videos_of(
                 "frames and bytes inside rows are not read: store the video in a file",
             )
         names.append(name)
-        # bytes beside a path are those of the file
-        known = ("path", "video", "bytes")
-        parts.append(_sampling({key: v for key, v in entry.items() if key not in known}))
+        parts.append(_sampling({k: v for k, v in entry.items() if k not in _A_VIDEO}, aside))
     if shown is not None and not isinstance(shown, Mapping):
         raise RowError(
             "params.video as an object", repr(shown)[:80], 'write {"start": 2.0, "end": 6.5}'
@@ -211,15 +234,15 @@ def videos_of(
         )
     parts.append(own)
     if names:
-        parts.append(_sampling({key: row[key] for key in _OF_A_ROW if key in row}))
+        parts.append(_sampling({key: row[key] for key in _OF_A_ROW if key in row}, aside))
+        aside += [_ASIDE.format(key) for key in _OF_A_FILE if not _null(row.get(key))]
     if any(part != parts[0] for part in parts[1 : len(names)]):
         raise RowError(
             "all videos of a row shown alike, because params.video holds for all of them",
             repr(parts[: len(names)])[:120],
             "give them the same keys, or cut them into files of their own",
         )
-    aside = [key for key in _OF_A_FILE if names and not _null(row.get(key))]
-    return Videos(names, _one(parts), (*notes, *(_ASIDE.format(key) for key in aside)))
+    return Videos(names, _one(parts), tuple(dict.fromkeys(aside)))
 
 
 def _one(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -530,6 +530,27 @@ def test_a_row_goes_before_the_settings_of_its_reader(
         FrameSampling.from_mapping(shown, FrameSampling())  # as a run takes it
 
 
+@pytest.mark.parametrize("name", _ROWS)
+def test_other_keys_beside_a_video_are_left_aside(own: Path, name: str) -> None:
+    file = {"id": "x", "name": "clip", "sample_fps": 1.0, "duration": 3.0}
+    for said, shown, aside in (
+        ({"type": "video", "path": None, "fps": [1.0]}, {"fps": 1.0}, []),
+        ({**file, "nframes": 4}, {"num_frames": 4}, list(file)),
+        ({"fps": 25, "nframes": 4000}, None, ["fps and nframes"]),
+    ):
+        entries: list[Any] = [[{"video": "videos/1.mp4", **said}]]
+        if name == "ms_swift":
+            part = {"type": "video", **entries[0][0]}
+            entries.append([part, {"type": "text", "text": "What moves?"}])
+        for entry in entries:
+            row = {**_ROWS[name], "videos": entry}
+            if entry is not entries[0]:
+                row = _messages(entry)
+            readout = _read(own, name, row)
+            assert readout.samples[0].params.get("video") == shown
+            assert [n.split(" of a video left")[0].strip("'") for n in readout.notes] == aside
+
+
 def test_a_message_says_how_its_video_is_shown(own: Path) -> None:
     asked = {"type": "text", "text": "What moves?"}
     for part in (
@@ -562,7 +583,9 @@ def test_a_message_says_how_its_video_is_shown(own: Path) -> None:
         ({"resized_height": 224}, "'resized_height' 224"),
         ({"vidoe_start": 2}, "Did you mean 'video_start'"),
         ({"video_start": 2, "video_end": 1}, "video.start before video.end"),
-        ({"fps": 1, "nframes": 4}, "contradict each other"),
+        ({"fps": 1, "num_frames": 4}, "contradict each other"),
+        ({"max_frame": 4}, "correct the key, or remove it. Did you mean 'max_frames'"),
+        ({"fps": [1.0, 2.0]}, "video.fps as a number above 0"),
         ({"video_start": 2, "start": 1}, "one 'start' of the row's videos"),
         ([{"fps": 1}, {"fps": 2}], "all videos of a row shown alike"),
     ],
