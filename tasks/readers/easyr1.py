@@ -29,7 +29,16 @@ from mmrl.tasks.readers.common import (
 )
 from mmrl.tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
 from mmrl.tasks.readers.tables import data_files, media_folder, picture, read_files, row_id, rows_of
-from mmrl.tasks.readers.video_rows import Media, ask, column_of, load_media, read_truth, videos_of
+from mmrl.tasks.readers.video_rows import (
+    Media,
+    ask,
+    column_of,
+    empty,
+    leave_sounds,
+    load_media,
+    read_truth,
+    videos_of,
+)
 from mmrl.tasks.readers.videos import Clips
 from mmrl.types import Sample
 
@@ -95,9 +104,10 @@ def read_easyr1(
             own = routes.task_of(row.get("problem_type"))
             notes = list[str]()
             values = listed(column_of(row, images_key, notes=notes))
-            videos = videos_of(column_of(row, videos_key, notes=notes), row, notes=notes)
-            if column_of(row, "audios", notes=notes):
-                refuse_video("a row with audios", images_only)
+            clips_there = column_of(row, videos_key, notes=notes)
+            shown_there = values or not empty(clips_there)
+            leave_sounds(row, row.get(problem_key), shown_there, images_only, notes)
+            videos = videos_of(clips_there, row, notes=notes)
             if images_only and (videos.names or row.get("data_type") == "video"):
                 refuse_video("a row with a video", True)
             if row.get("data_type") == "video" and not videos.names:

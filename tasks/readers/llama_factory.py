@@ -6,7 +6,8 @@
 
 Each row is one question: an optional system message (kept in params.system), a user turn and an assistant turn whose text,
 inside <answer> where there are such tags, is the truth. The number of <image> placeholders must equal that of the pictures, that
-of <video> placeholders that of the videos. Rows with audio are errors, or left out with `images_only`.
+of <video> placeholders that of the videos. Rows with `audios` are errors, or left out with `images_only`; `audio`
+beside a picture or a video is left aside and counted.
 A data file without dataset_info.json beside it has LLaMA-Factory's default columns and tags; or `messages` with role and
 content, as ms-swift, TRL and OpenAI write them. The truth of `messages` is in `solution`
 where that is an answer of the task, whatever the assistant says (an old answer: ms-swift's rewards read `solution` alone); of
@@ -37,7 +38,13 @@ from mmrl.tasks.readers.common import (
     collect,
     text_of,
 )
-from mmrl.tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
+from mmrl.tasks.readers.problem_types import (
+    Routes,
+    check_by_task,
+    refuse_sounds,
+    refuse_video,
+    type_params,
+)
 from mmrl.tasks.readers.tables import (
     media_folder,
     picture,
@@ -53,6 +60,7 @@ from mmrl.tasks.readers.video_rows import (
     ask,
     column_of,
     empty,
+    leave_sounds,
     load_media,
     marked,
     one_of,
@@ -350,8 +358,9 @@ def _media(
             return row.get(name) if name else None
         return column_of(row, name, notes=notes)
 
-    if column("audios") or "<audio>" in asked.question:
-        refuse_video("a row with audios", images_only)
+    sounds = chosen.columns["audios"]
+    if (sounds and not empty(row.get(sounds))) or "<audio>" in asked.question:
+        refuse_sounds(images_only)
     for medium, placeholder in (("images", "<image>"), ("videos", "<video>")):
         if chosen.columns[medium] is None and placeholder in asked.question:
             raise RowError(
@@ -366,6 +375,9 @@ def _media(
         return one_of(named, notes) if asked.shown[medium] else places[medium]
 
     images, videos = media("images"), media("videos")
+    if not chosen.described:
+        shown = not empty(images) or not empty(videos)
+        leave_sounds(row, asked.question, shown, images_only, notes)
     clips = videos_of(videos, row, notes=notes)
     if clips.names and images_only:
         refuse_video("a row with videos", True)

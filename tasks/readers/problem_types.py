@@ -19,7 +19,15 @@ from mmrl.registry import BUILT_IN, resolve_task, task_from_spec
 from mmrl.task import Task
 from mmrl.tasks.readers.common import RowError, SkipRow
 
-__all__ = ["PROBLEM_TYPES", "Routes", "check_by_task", "fixed_task", "refuse_video", "type_params"]
+__all__ = [
+    "PROBLEM_TYPES",
+    "Routes",
+    "check_by_task",
+    "fixed_task",
+    "refuse_sounds",
+    "refuse_video",
+    "type_params",
+]
 
 _VIDEO_R1 = {
     "multiple choice": "choice",
@@ -215,6 +223,18 @@ def refuse_video(what: str, images_only: bool) -> None:
         raise SkipRow(f"not pictures only: {what}")
     raise RowError(
         "a row with pictures only", what, "set reader.images_only=true to leave such rows out"
+    )
+
+
+def refuse_sounds(images_only: bool) -> None:
+    """A row that is about sounds, which a format does not read: SkipRow when `images_only`, else RowError."""
+    if images_only:
+        raise SkipRow("not pictures only: a row with audios")
+    raise RowError(
+        "a row without sounds, which this format does not read",
+        "a row with audios",
+        "name its columns, reader.columns={audio: ..., question: ..., answer: ...}, or set reader.images_only=true to leave rows "
+        "with sounds or videos out",
     )
 
 

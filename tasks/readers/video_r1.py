@@ -50,6 +50,7 @@ from mmrl.tasks.readers.video_rows import (
     ask,
     column_of,
     empty,
+    leave_sounds,
     load_media,
     read_truth,
     videos_of,
@@ -60,12 +61,15 @@ from mmrl.types import Sample
 __all__ = ["read_video_r1"]
 
 
+_SHOWN = ("path", "image_path", "images", "image")
+
+
 def _names(row: Mapping[str, Any], images_only: bool) -> tuple[Videos, list[Any]]:
     """(videos, names of pictures) of a row; none for a text question. Raises RowError, SkipRow."""
     notes = list[str]()
     kind, clips = row.get("data_type"), not empty(column_of(row, "videos", notes=[]))
-    if column_of(row, "audios", notes=notes):
-        refuse_video("a row with audios", images_only)
+    shown = kind in ("image", "video") or clips or not empty([row.get(key) for key in _SHOWN])
+    leave_sounds(row, row.get("problem"), shown, images_only, notes)
     if kind == "video" or (kind is None and clips):
         if images_only:
             refuse_video("a row with a video", True)

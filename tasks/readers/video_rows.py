@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from mmrl.errors import did_you_mean
 from mmrl.tasks.readers.answers import answer_in_tags, listed, parse_literal, read_answer
 from mmrl.tasks.readers.common import RowError, SizeOf, text_of
-from mmrl.tasks.readers.problem_types import refuse_video
+from mmrl.tasks.readers.problem_types import refuse_sounds, refuse_video
 from mmrl.tasks.readers.tables import LEADING, question_of, size_params
 from mmrl.tasks.readers.videos import SAMPLING, Clips, resolve_video
 
@@ -36,6 +36,7 @@ __all__ = [
     "ask",
     "column_of",
     "empty",
+    "leave_sounds",
     "load_media",
     "marked",
     "one_of",
@@ -90,6 +91,21 @@ def column_of(row: Mapping[str, Any], *names: str, notes: list[str]) -> Any:
     # an empty name is its reader's to judge, unless another column has one
     filled = {key: value for key, value in there.items() if not empty(value)}
     return one_of(filled or there, notes)
+
+
+def leave_sounds(
+    row: Mapping[str, Any], question: Any, shown: Any, images_only: bool, notes: list[str]
+) -> None:
+    """Leaves the sounds of a row that shows something aside, with a note in `notes`. Raises RowError, or SkipRow, for one that
+    shows nothing or asks about them: it would be another question."""
+    sounds = column_of(row, "audios", notes=[])
+    if empty(sounds) or sounds is False:
+        return
+    if not shown or "<audio>" in str(question):
+        refuse_sounds(images_only)
+    notes.append(
+        "sounds of a row with pictures or videos left aside: its format does not read them"
+    )
 
 
 def empty(value: Any, words: bool = True) -> bool:
@@ -228,6 +244,8 @@ def videos_of(
             "params.video as an object", repr(shown)[:80], 'write {"start": 2.0, "end": 6.5}'
         )
     own = _plain(shown or {})
+    if not names:  # a column of starts has 0 for pictures
+        own = {key: value for key, value in own.items() if value}
     if own and not names:
         raise RowError(
             "a video, because params.video says how it is shown", "none", "name it, or remove them"

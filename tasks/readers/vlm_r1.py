@@ -29,9 +29,18 @@ from mmrl.tasks.readers.common import (
     resolve_image,
     text_of,
 )
-from mmrl.tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
+from mmrl.tasks.readers.problem_types import Routes, check_by_task, type_params
 from mmrl.tasks.readers.tables import json_rows, row_id
-from mmrl.tasks.readers.video_rows import ask, column_of, load_media, marked, read_truth, videos_of
+from mmrl.tasks.readers.video_rows import (
+    ask,
+    column_of,
+    empty,
+    leave_sounds,
+    load_media,
+    marked,
+    read_truth,
+    videos_of,
+)
 from mmrl.tasks.readers.videos import Clips
 from mmrl.types import Sample
 
@@ -120,9 +129,10 @@ def read_vlm_r1(
         notes = list[str]()
         pictures = listed(column_of(row, "image", "images", notes=notes))
         images = [resolve_image(name, root) for name in pictures]
-        videos = videos_of(column_of(row, "video", "videos", notes=notes), row, notes=notes)
-        if column_of(row, "audios", notes=notes):
-            refuse_video("a row with audios", images_only)
+        named = column_of(row, "video", "videos", notes=notes)
+        asked = (row.get("problem"), row.get("conversations"))
+        leave_sounds(row, asked, images or not empty(named), images_only, notes)
+        videos = videos_of(named, row, notes=notes)
         if not images and not videos.names and own in (*_BOX_TASKS, "detection"):
             raise RowError("at least one picture in 'image'", "none", "name the picture")
         text, value, box_frame = _question_and_answer(row, text_frame, own)

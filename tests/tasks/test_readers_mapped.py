@@ -257,9 +257,11 @@ def test_a_part_that_cannot_be_shown_is_an_error_of_its_row(
         read_any(path, task="open_text", columns=columns)
     assert words in str(caught.value)
     # rows without a video or a part of it, in a file of such
-    write(path, [{**good, "part": None}, {**good, "file": None, "part": {"start": None}}])
-    whole, text = read_any(path, task="open_text", columns=columns)
-    assert whole.params["duration"] == 3.0 and dict(text.params) == {}
+    for nothing in (None, 0.0, float("nan")):
+        none = {"start": nothing, "end": nothing}
+        write(path, [{**good, "part": None}, {**good, "file": None, "part": none}])
+        whole, text = read_any(path, task="open_text", columns=columns)
+        assert whole.params["duration"] == 3.0 and dict(text.params) == {}
 
 
 def test_parts_of_parameters_are_one_object(tmp_path: Path) -> None:

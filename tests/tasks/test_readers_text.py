@@ -481,7 +481,7 @@ def test_a_solution_is_the_truth_where_it_is_an_answer_of_the_task(
         ),
         (
             {"conversations": [{"from": "human", "value": "<audio>q"}, TURNS[1]]},
-            "a row with audios; set reader.images_only",
+            "a row with audios; name its columns, reader.columns",
         ),
         (
             {

@@ -264,7 +264,7 @@ def test_llama_factory_rows_with_videos(own: Path) -> None:
     assert len(read_any(folder)) == 1, "no column for sound is declared"
     info["mine"]["columns"]["audios"] = "audios"  # type: ignore[index]
     (folder / "dataset_info.json").write_text(json.dumps(info))
-    with pytest.raises(DataError, match=r"a row with audios; set reader\.images_only"):
+    with pytest.raises(DataError, match=r"a row with audios; name its columns, reader\.columns"):
         read_any(folder)
     info["mine"]["columns"] = {"messages": "conversations"}
     (folder / "dataset_info.json").write_text(json.dumps(info))
@@ -347,6 +347,23 @@ def test_media_that_would_not_be_shown_are_errors(own: Path, name: str) -> None:
 
 
 _NAN = float("nan")
+
+
+@pytest.mark.parametrize("name", _ROWS)
+def test_sounds_beside_a_video_or_picture_are_left_aside(own: Path, name: str) -> None:
+    for audio, counted in (("a.wav", 1), (True, 1), ({"bytes": None, "path": None}, 0), (False, 0)):
+        for media in ({"videos": ["videos/1.mp4"]}, {"images": ["scene.png"]}):
+            readout = _read(own, name, {**_ROWS[name], **media, "audio": audio})
+            assert [len(readout), readout.notes.total()] == [1, counted]
+            assert all("sounds" in note for note in readout.notes)
+    asked = json.loads(
+        json.dumps({**_ROWS[name], "image": "scene.png"}).replace("What", "<audio>What")
+    )
+    for row in (asked, _ROWS[name]):
+        with pytest.raises(DataError, match=r"row 1: .*found a row with audios; name its columns"):
+            _read(own, name, {**row, "audio": "a.wav"})
+        skipped = _read(own, name, {**row, "audio": "a.wav"}, images_only=True).skipped
+        assert skipped == {"not pictures only: a row with audios": 1}
 
 
 @pytest.mark.parametrize("name", _ROWS)
