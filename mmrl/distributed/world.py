@@ -86,7 +86,7 @@ class World:
             else launched and not torch.accelerator.is_available()
         )
         self.accelerator = Accelerator(**{"cpu": on_cpu, "kwargs_handlers": [group], **options})
-        if self.size != asked:
+        if (launched or asked > 1) and self.size != asked:
             raise ConfigError(
                 f"expected a run of {asked} processes, as their launcher says, found that they do not join: {self.size} on "
                 f"{self.device.type}; start them with torchrun and leave model.device unset, or start one process"
