@@ -50,6 +50,8 @@ class Nodes:
 def nodes(cpus: int) -> Iterator[Nodes]:
     """A cluster whose head has so many CPUs; nothing of it is left afterwards."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # its 30 seconds were over once on a busy machine
+    os.environ["RAY_gcs_server_port_wait_time_s"] = "120"  # noqa: SIM112 - Ray's own name
     made = Nodes(cpus)
     try:
         yield made
