@@ -234,8 +234,15 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]
 
 
+# a job of a shell in the background ignores SIGINT, and so would its children
+_COMMAND = (
+    "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "from mmrl.cli.main import main\nmain()\n"
+)
+
+
 def mmrl_process(arguments: list[str]) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "mmrl.cli.main", *arguments]
+    words = [sys.executable, "-c", _COMMAND, *arguments]
     return subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
