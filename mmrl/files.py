@@ -135,9 +135,21 @@ def write_text(path: Path, text: str) -> None:
 
 def usual_mode(path: Path) -> None:
     """Give what was made for its owner alone (by mkdtemp, safetensors) the mode that others get here. Raises OSError."""
+    path.chmod((0o777 if path.is_dir() else 0o666) & ~_umask())
+
+
+def _umask() -> int:
+    # os.umask only tells it by setting another one, under which all threads would make their files meanwhile
+    with (
+        suppress(OSError),
+        Path("/proc/self/status").open(encoding="ascii", errors="replace") as file,
+    ):
+        for line in file:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
     mask = os.umask(0)
     os.umask(mask)
-    path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+    return mask
 
 
 def append(path: Path, lines: Iterable[str]) -> None:
