@@ -147,7 +147,7 @@ class Trainer:
         self.media = MediaRecord()
         # optimizer steps taken when the actor, and what is saved, got their weights
         self._filled: dict[str, int] = {}
-        # `_state_to_save` of the last step, while it has no checkpoint
+        # a copy of `_state_to_save` of the last step, while it has no checkpoint
         self._unsaved: dict[str, Any] | None = None
         # rows for failures.jsonl of a step that failed, which the main process does not have
         self._lost: list[dict[str, Any]] = []
@@ -356,7 +356,8 @@ class Trainer:
                 self.save_checkpoint(step, row.get("eval/selection"))
             if (stop := self.alarms.must_stop(alarms)) is not None:
                 raise MMRLError(f"stopped at step {step} by alarm '{stop.name}': {stop.message}")
-            self._unsaved = None if saved else self._state_to_save()
+            # what the next step changes must not change it
+            self._unsaved = None if saved else copy.deepcopy(self._state_to_save())
             if not last:
                 stop_if_requested(self, step, saved=saved)
         return row
@@ -503,8 +504,7 @@ class Trainer:
         if not self.world.is_main:
             return {}
         state = {"best_metric": self.best_metric, "alarms": self.alarms.state_dict()}
-        # what the next step changes must not change it
-        return copy.deepcopy(state | self.learner.state_dict() | self.rollouts.state_dict())
+        return state | self.learner.state_dict() | self.rollouts.state_dict()
 
     def save_checkpoint(
         self, step: int, metric: float | None = None, state: dict[str, Any] | None = None
