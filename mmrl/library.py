@@ -237,7 +237,7 @@ def evaluate(
             found = evaluate_model(
                 policy, settings, sources, samples=samples, folder=folder, part=part
             )
-            progress.complete = not any("error" in n for n in found.results["benchmark"].values())
+            progress.complete = not found.scorer_failed
             return found
 
 

@@ -163,17 +163,18 @@ def eval_command(
         prefetching(base.data, [policy.encoder.visuals]) as [policy.encoder.ahead],
     ):
         folder, part = progress.folder, progress.part("")
-        results = _evaluate(policy, base, sources, samples, folder, {}, part).results
-        progress.complete = not any("error" in n for n in results["benchmark"].values())
+        found = _evaluate(policy, base, sources, samples, folder, {}, part)
+        progress.complete = not found.scorer_failed
+    results = found.results
     console = Console(width=_WIDTH, highlight=False)
     _print_metrics(console, f"{checkpoint} on {task}", results, samples)
     if max(len(results["per_source"]), len(results["per_task"])) > 1:
         for title, table in (("source", "per_source"), ("task", "per_task")):
             _print_parts(console, title, results[table], results["headlines"][table])
     _print_views(console, results)
-    failed = _print_benchmark(console, results["benchmark"])
+    _print_benchmark(console, results["benchmark"])
     typer.echo(f"results: {folder / 'results.json'}")
-    if failed:
+    if found.scorer_failed:
         raise typer.Exit(1)
 
 
@@ -232,8 +233,8 @@ def _print_views(console: Console, results: Mapping[str, Any]) -> None:
     console.print(table)
 
 
-def _print_benchmark(console: Console, found: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Official numbers per source; True when an official scorer failed."""
+def _print_benchmark(console: Console, found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Official numbers per source, and which official scorers failed."""
     for source, numbers in found.items():
         values = ", ".join(f"{k} {v:.4g}" for k, v in numbers.items() if k != "error")
         if values:
@@ -242,7 +243,6 @@ def _print_benchmark(console: Console, found: Mapping[str, Mapping[str, Any]]) -
             console.print(
                 f"[red]the official scorer of {escape(source)} failed:[/] {escape(numbers['error'])}"
             )
-    return any("error" in numbers for numbers in found.values())
 
 
 def suites_command(

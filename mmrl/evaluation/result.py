@@ -79,6 +79,11 @@ class Evaluation:
         return len(lost), lost[0] if lost else ""
 
     @property
+    def scorer_failed(self) -> bool:
+        """Whether an official scorer (mmrl.evaluation.official) failed."""
+        return any("error" in numbers for numbers in self.results.get("benchmark", {}).values())
+
+    @property
     def unread(self) -> str:
         """What to say of samples whose pictures, clips or sounds could not be read, with the first reason; '' without any."""
         samples = {(j.source, j.place): j.score for j in self.judged}

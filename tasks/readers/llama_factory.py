@@ -21,7 +21,6 @@ its task; without it the task asked for holds.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -63,6 +62,7 @@ from mmrl.tasks.readers.video_rows import (
     leave_sounds,
     load_media,
     marked,
+    null,
     one_of,
     read_truth,
     refuse_sizes,
@@ -273,7 +273,7 @@ def _conversation(row: Mapping[str, Any], chosen: _Set) -> _Asked:
 
 def _solution(value: Any) -> Any:
     """A row's solution: numbers as text, None for nothing."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if null(value):
         return None
     if isinstance(value, str):
         return value.strip() or None

@@ -39,6 +39,7 @@ __all__ = [
     "leave_sounds",
     "load_media",
     "marked",
+    "null",
     "one_of",
     "read_truth",
     "refuse_sizes",
@@ -114,7 +115,7 @@ def empty(value: Any, words: bool = True) -> bool:
         value = list(value.values())
     if isinstance(value, (list, tuple)):
         return all(empty(part, words) for part in value)
-    return _null(value) or (words and isinstance(value, str) and not value.strip())
+    return null(value) or (words and isinstance(value, str) and not value.strip())
 
 
 def one_of(there: Mapping[str, Any], notes: list[str]) -> Any:
@@ -154,14 +155,14 @@ def _said(value: Any) -> set[tuple[str, str]]:
         (key, repr(v))
         for entry in entries
         for key, v in entry.items()
-        if key in (*_HOW, *_SIZES) and not _null(v)
+        if key in (*_HOW, *_SIZES) and not null(v)
     }
 
 
 def refuse_sizes(entry: Mapping[str, Any], setting: str) -> None:
     """Raises RowError for a size in pixels that `entry` gives: a run shows all of its media by `setting`."""
     for key in _SIZES:
-        if not _null(entry.get(key)):
+        if not null(entry.get(key)):
             raise RowError(
                 "no size in pixels in a row",
                 f"{key!r} {entry[key]!r:.40}",
@@ -169,7 +170,7 @@ def refuse_sizes(entry: Mapping[str, Any], setting: str) -> None:
             )
 
 
-def _null(value: Any) -> bool:
+def null(value: Any) -> bool:
     """None, or NaN, as pandas writes it."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
@@ -181,7 +182,7 @@ def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
         if key in _COUNTS and isinstance(value, float) and value.is_integer()
         else value
         for key, value in given.items()
-        if not _null(value)
+        if not null(value)
     }
 
 
@@ -195,11 +196,10 @@ def _sampling(entry: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     """Keys of qwen-vl-utils, or of params.video, as params.video has them; what is left aside of others goes into `notes`. Raises
     RowError for a key that is nearly one of them."""
     refuse_sizes(entry, "data.video.max_pixels")
-    given = {key: value for key, value in entry.items() if not _null(value)}
+    given = {key: value for key, value in entry.items() if not null(value)}
     rate = given.get("fps")
-    if (
-        isinstance(rate, (list, tuple)) and len(rate) == 1
-    ):  # processors of Qwen2.5-VL: one per video
+    # processors of Qwen2.5-VL have one per video
+    if isinstance(rate, (list, tuple)) and len(rate) == 1:
         given["fps"] = rate[0]
     for key in [key for key in given if key not in _HOW]:
         if _nearly(str(key)):
@@ -230,7 +230,7 @@ def videos_of(
     for item in [] if value == "" or empty(value, words=False) else listed(value):
         entry = item if isinstance(item, Mapping) else {"path": item}
         # parquet gives every entry the keys of all
-        name = entry.get("video") if _null(entry.get("path")) else entry["path"]
+        name = entry.get("video") if null(entry.get("path")) else entry["path"]
         if not isinstance(name, str) or not name.strip():
             raise RowError(
                 "a path to a video",
@@ -253,7 +253,7 @@ def videos_of(
     parts.append(own)
     if names:
         parts.append(_sampling({key: row[key] for key in _OF_A_ROW if key in row}, aside))
-        aside += [_ASIDE.format(key) for key in _OF_A_FILE if not _null(row.get(key))]
+        aside += [_ASIDE.format(key) for key in _OF_A_FILE if not null(row.get(key))]
     if any(part != parts[0] for part in parts[1 : len(names)]):
         raise RowError(
             "all videos of a row shown alike, because params.video holds for all of them",

@@ -35,10 +35,9 @@ def private_folder() -> tuple[Path, int]:
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir=place))
     unlocked = folder / "lock.new"
     lock = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    # locks hold where process ids say nothing: in containers that share the folder
-    with contextlib.suppress(
-        OSError
-    ):  # a disk without locks: nobody takes the folder for abandoned
+    # locks hold where process ids say nothing: in containers that share the folder. On a disk without them nobody takes the folder
+    # for abandoned.
+    with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         unlocked.rename(folder / _LOCK)  # it never has this name unlocked
     return folder, lock
